@@ -3,6 +3,7 @@
 import argparse
 import os
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -85,29 +86,22 @@ def _add_flags(parser: _Parser) -> None:
     flag("--num-workers", type=natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
     flag_of = parser.add_flag_of
+    full_flag = partial(flag_of, WITH_CHECKPOINTS)
     flag_of(WITH_REPLICAS, "--replicas", type=positive, metavar="N", help="default: visible GPUs, at least 2")
     flag_of(DISTRIBUTED, "--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
     flag_of(
         (MESH,), "--tensor", otherwise=1, type=positive, default=2, metavar="N", help="ranks per layer: 1, 2, 4 … 128"
     )
-    flag_of(
-        WITH_CHECKPOINTS,
-        "--mixed-precision",
-        otherwise="no",
-        choices=PRECISIONS,
-        help="default: the launcher's, or no",
-    )
-    flag_of(
-        WITH_CHECKPOINTS,
+    full_flag("--mixed-precision", otherwise="no", choices=PRECISIONS, help="default: the launcher's, or no")
+    full_flag(
         "--gradient-accumulation-steps",
         otherwise=1,
         type=positive,
         metavar="N",
         help="micro-batches per optimizer step (default: the launcher's, or 1)",
     )
-    flag_of(WITH_CHECKPOINTS, "--checkpoint-dir", type=_folder, metavar="PATH", help="save there, resume from the last")
-    flag_of(
-        WITH_CHECKPOINTS,
+    full_flag("--checkpoint-dir", type=_folder, metavar="PATH", help="save there, resume from the last")
+    full_flag(
         "--checkpoint-every",
         type=checkpoint_interval,
         default="100",

@@ -140,7 +140,6 @@ class SortedLeaves:
 
     def replace_sorted(self, new_leaves: Iterable[Any]) -> Any:
         """The structure of `data` with `new_leaves`, which come in the order of `named`, in place of its own."""
-        in_structure: list[Any] = [None] * len(self._order)
-        for number, leaf in zip(self._order, new_leaves, strict=True):
-            in_structure[number] = leaf
+        by_number = dict(zip(self._order, new_leaves, strict=True))
+        in_structure = [by_number[number] for number in range(len(by_number))]
         return replace_leaves(self._data, in_structure, self._is_leaf)

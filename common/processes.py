@@ -20,11 +20,10 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -55,8 +54,7 @@ class RankFailed(RuntimeError):
         self.process_ended = process_ended
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(NamedTuple):
     """The process of one rank, and our end of the pipe to it."""
 
     rank: int

@@ -34,12 +34,9 @@ class Returned(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The answer of a rank on which the function has raised, or whose process has ended.
+    """The answer of a rank on which the function has raised, or whose process has ended."""
 
-    The reason is a text, because an exception need not be picklable.
-    """
-
-    reason: str
+    reason: str  # An exception need not be picklable.
     process_ended: bool = False
 
 

@@ -19,22 +19,23 @@ def fit_to_machine(args: Namespace) -> Namespace:
     `device` becomes a torch.device, and level 01's `replicas` a number: by default the visible GPUs, and at least 2.
     Precision and accumulation of a `train_full` are by default the launcher's, see `take_launchers_settings`.
 
-    Raises:
-        UserError: if the machine lacks the device or the GPUs, if the flags contradict the launcher, if the script was
-            launched in a way that it cannot use, or if the processes cannot share a batch.
+    Raises UserError if the machine lacks the device or the GPUs, if the flags contradict the launcher, if the script
+    was launched in a way that it cannot use, or if the processes cannot share a batch.
     """
     settings = Namespace(**vars(args))
     settings.device = find_device(args.device, one_process=args.level in ONE_PROCESS)
     if args.level in WITH_REPLICAS:
-        settings.replicas = count_replicas(args.replicas, settings.device)
+        gpus = torch.cuda.device_count() if settings.device.type == "cuda" else 0
+        settings.replicas = args.replicas or max(2, gpus)
+        if 2 <= gpus < settings.replicas:
+            fail(f"argument --replicas: {settings.replicas} replicas need as many GPUs, {gpus} are visible")
     if args.level in WITH_ACCELERATOR:
         take_launchers_settings(settings)
     if args.cores_per_device:
         check_cores_per_device(settings)
     launch = read_launch()
     check_launch(settings, launch)
-    check_mesh(settings, launch)
-    check_batch_size(settings, launch)
+    check_shares(settings, launch)
     return settings
 
 
@@ -62,15 +63,6 @@ def find_device(text: str, one_process: bool) -> torch.device:
     if number >= gpus:
         fail(f"argument --device: {text!r} cannot be used here (GPUs 0 to {gpus - 1} are visible)")
     return torch.device("cuda", number)
-
-
-def count_replicas(asked: int | None, device: torch.device) -> int:
-    """The number of level 01's replicas. Raises UserError if there are GPUs, but fewer than were asked for."""
-    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    replicas = asked or max(2, gpus)
-    if 2 <= gpus < replicas:
-        fail(f"argument --replicas: {replicas} replicas need as many GPUs, {gpus} are visible")
-    return replicas
 
 
 def take_launchers_settings(settings: Namespace) -> None:
@@ -110,11 +102,7 @@ def check_cores_per_device(settings: Namespace) -> None:
 
 
 def check_launch(settings: Namespace, launch: Launch) -> None:
-    """Raise UserError for a level that cannot run as the processes that were launched.
-
-    Levels 00 and 01 are one process. Level 02 reads its rank from torchrun's variables, and uses nccl, whose ranks
-    cannot share a GPU.
-    """
+    """Raise UserError for a level that cannot run as the processes that were launched."""
     if settings.level in ONE_PROCESS and launch.world_size > 1:
         advice = "start it with python, not torchrun" if "TORCHELASTIC_RUN_ID" in os.environ else "unset it"
         fail(f"{settings.script} is one process, but WORLD_SIZE is {launch.world_size}: {advice}")
@@ -124,27 +112,24 @@ def check_launch(settings: Namespace, launch: Launch) -> None:
             fail(f"{settings.script} needs torchrun: torchrun --standalone --nproc-per-node 2 {script}.py")
         ranks = launch.local_world_size
         gpus = torch.cuda.device_count()
-        if settings.device.type == "cuda" and ranks > gpus:
+        if settings.device.type == "cuda" and ranks > gpus:  # The level uses nccl, whose ranks cannot share a GPU.
             fail(f"{ranks} processes need as many GPUs, {gpus} are visible: start fewer, or add --device cpu")
 
 
-def check_mesh(settings: Namespace, launch: Launch) -> None:
-    """Raise UserError for rows of `--tensor` ranks that are not whole, or that cannot share a layer evenly."""
-    if launch.world_size % settings.tensor:
-        fail(f"--tensor {settings.tensor} does not divide the number of processes, {launch.world_size}")
-    if HIDDEN % settings.tensor:
-        fail(f"--tensor {settings.tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
-
-
-def check_batch_size(settings: Namespace, launch: Launch) -> None:
-    """Raise UserError for a global batch that the processes cannot share evenly."""
-    num_shards = launch.world_size // settings.tensor  # The ranks of a row of a mesh have the same samples.
+def check_shares(settings: Namespace, launch: Launch) -> None:
+    """Raise UserError if the processes cannot share the layers of a mesh, or the global batch, evenly."""
+    tensor = settings.tensor  # the ranks of a row of a mesh, which have the same samples
+    if launch.world_size % tensor:
+        fail(f"--tensor {tensor} does not divide the number of processes, {launch.world_size}")
+    if HIDDEN % tensor:
+        fail(f"--tensor {tensor} does not divide fc1's outputs, {HIDDEN}: it must be a power of 2")
+    num_shards = launch.world_size // tensor
     accumulation = settings.gradient_accumulation_steps
     divisor = num_shards * accumulation
     if settings.batch_size % divisor:
         factors = []
         if num_shards > 1:
-            unit = "processes" if settings.tensor == 1 else f"rows of {settings.tensor} processes"
+            unit = "processes" if tensor == 1 else f"rows of {tensor} processes"
             factors.append(f"{num_shards} {unit}")
         if accumulation > 1:
             factors.append(f"{accumulation} accumulation steps")

@@ -29,15 +29,15 @@ def prepare_process(args: Namespace) -> Namespace:
     4. On a CPU the C library keeps large blocks of memory (`--allocator`), and the process has the threads of its
        device (`--cores-per-device`) or an equal share of this machine's cores. torchrun would give it one thread.
 
-    Raises:
-        UserError: as `fit_to_machine`, and if files cannot be written, or the cores are too few for the devices that
-            the flags ask for.
+    Raises UserError as `fit_to_machine`, for files that cannot be written, and for more devices than there are cores.
     """
     settings = fit_to_machine(args)
     launch = read_launch()
     if launch.rank == 0:  # It writes the files, and the machines of the other ranks need not have the folders.
         check_output_paths(settings)
-        warn_of_slow_precision(settings)
+        if settings.mixed_precision == "fp16" and settings.device.type == "cpu":
+            slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
+            print(f"warning: {slow}", file=sys.stderr, flush=True)
     end_with_launcher()
     if settings.script in WITH_CHECKPOINTS and LAUNCHER_PRECISION in os.environ:
         # With neither fp16 nor bf16 set, the Trainer would obey this variable, also where the flag says "no".
@@ -58,13 +58,6 @@ def check_output_paths(settings: Namespace) -> None:
         nearest = nearest_existing(Path(settings.checkpoint_dir))
         if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
             fail(f"argument --checkpoint-dir: nothing can be written to '{settings.checkpoint_dir}'")
-
-
-def warn_of_slow_precision(settings: Namespace) -> None:
-    """Print a warning for fp16 on a CPU."""
-    if settings.mixed_precision == "fp16" and settings.device.type == "cpu":
-        slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
-        print(f"warning: {slow}", file=sys.stderr, flush=True)
 
 
 def end_with_launcher() -> None:

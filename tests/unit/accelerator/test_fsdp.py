@@ -150,7 +150,7 @@ def fail_to_save_and_to_load(accelerator):
     return sorted(path.name for path in folder.glob("random_states_*"))
 
 
-def test_a_rank_that_fails_alone_leaves_nobody_waiting_in_a_collective_and_no_rank_behind(tmp_path):
+def test_a_rank_that_fails_alone_leaves_nobody_waiting(tmp_path):
     numbered = ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True)
     settings = {"fsdp_plugin": plugin(**SIZED), "project_config": numbered, "gradient_accumulation_steps": 2}
     parts = ["random_states_0.pkl", "random_states_1.pkl"]

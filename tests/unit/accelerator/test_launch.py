@@ -131,7 +131,7 @@ OF_THE_SCRIPT = ["--log", "x", "--r=16", "--node", "3", "--num_processes", "7", 
 
 @pytest.mark.parametrize("how", [[], ["-m"], ["--no_python"]])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_scripts_own_flags_arrive_at_the_script_also_if_they_begin_like_a_launchers(becomes, how, processes):
+def test_flags_behind_the_script_are_the_scripts(becomes, how, processes):
     command, _ = becomes("--cpu", "--num_processes", processes, *how, __file__, *OF_THE_SCRIPT)
     if processes > 1:
         options = torchrun_options(command[2:])
