@@ -55,8 +55,7 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     torch.dtype, and `args.checkpoint_every` a CheckpointInterval in the two train_full.py, else None. Neither machine
     nor launcher is looked at: `common.settings` does that, and `common.start` refuses files that cannot be written.
 
-    Raises:
-        UserError: after one line on stderr.
+    Raises UserError after one line on stderr.
     """
     path = Path(script).resolve()
     level = path.parent.name

@@ -1,17 +1,13 @@
 """Ranks on this machine: real processes, started once for each world size and reused for every job.
 
-    from common.processes import ranks
-    results = ranks(2).run(function, argument, timeout=60)
+    this program                      pipe           each of two processes, see common/rank_process.py
+    ranks(2).run(function, argument)  —— Job ——————▶ function(argument), with the variables that torchrun would set
+    the results in rank order         ◀—— Returned — it has returned
+    RankFailed                        ◀—— Failed ——— it has raised
+    RankFailed                        (ends)         the process has ended
+    RankFailed                        (silent)       the time is over
 
-    this program               pipe           each of two processes, see common/rank_process.py
-    ranks(2).run(…)        —— Job ————————▶   function(argument), with the variables that torchrun would set
-    results in rank order  ◀—— Returned ———   the function has returned
-    RankFailed             ◀—— Failed —————   it has raised
-    RankFailed             (end of the pipe)  the process has ended
-    RankFailed             (nothing)          the time is over
-
-This program alone supervises: ranks that have failed, or that others may wait for, are killed, and the next job starts
-on new ones. Benchmarks, pitfalls and tests use the same ranks.
+This program alone supervises. After a failure it kills all ranks of the job, and the next job starts on new ones.
 """
 
 import atexit

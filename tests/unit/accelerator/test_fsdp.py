@@ -18,6 +18,7 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 SIZED = {"auto_wrap_policy": "size_based_wrap", "min_num_params": 20}
 LAYERS = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "transformer_cls_names_to_wrap": "Layer"}
+plugin = partial(FullyShardedDataParallelPlugin, fsdp_version=2)
 
 
 class Layer(nn.Linear):
@@ -85,10 +86,6 @@ def train_on_a_rank(accelerator, batches=range(8), optimizer_first=False, load=N
     if save:
         accelerator.save_state(save)
     return Outcome(accelerator.get_state_dict(model), norms, held=sum(part.numel() for part in parts))
-
-
-def plugin(fsdp_version=2, **settings):
-    return FullyShardedDataParallelPlugin(fsdp_version=fsdp_version, **settings)
 
 
 def train(fsdp, precision="no", **training):

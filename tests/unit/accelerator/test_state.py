@@ -67,20 +67,15 @@ def test_the_state_of_an_accelerator_needs_an_accelerator(libraries):
 
 
 def describe(accelerator):
-    return {
-        "index": (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes),
-        "kind": (accelerator.distributed_type, accelerator.state.backend),
-        "roles": (accelerator.is_main_process, accelerator.is_local_main_process),
-    }
+    place = (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
+    kind = (accelerator.distributed_type, accelerator.state.backend)
+    return place, kind, (accelerator.is_main_process, accelerator.is_local_main_process)
 
 
 def test_world_size_means_one_run_on_cpus_too():
     # https://github.com/huggingface/accelerate/issues/2741: there, N lonely "main" processes.
     kind = (DistributedType.MULTI_CPU, "gloo")
-    assert on_ranks(2, describe) == [
-        {"index": (0, 0, 2), "kind": kind, "roles": (True, True)},
-        {"index": (1, 1, 2), "kind": kind, "roles": (False, False)},
-    ]
+    assert on_ranks(2, describe) == [((0, 0, 2), kind, (True, True)), ((1, 1, 2), kind, (False, False))]
 
 
 @on_a_rank

@@ -154,15 +154,10 @@ def test_one_process_of_several_writes(tmp_path):
     assert rows(tmp_path / "run.jsonl") == [{"config": {"rank": 0}}, {"step": 0, "rank": 0}, {"step": None}]
 
 
-@on_main_process
-def count_call(tracker):
-    tracker.calls += 1
-
-
 def call_decorated_method(accelerator, main_process_only):
-    tracker = SimpleNamespace(main_process_only=main_process_only, calls=0)
-    count_call(tracker)
-    return tracker.calls
+    method = mock.Mock()
+    on_main_process(method)(SimpleNamespace(main_process_only=main_process_only))
+    return method.call_count
 
 
 @pytest.mark.parametrize("main_process_only, calls", [(True, [1, 0]), (False, [1, 1])])
