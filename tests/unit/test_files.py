@@ -3,17 +3,12 @@
 import os
 import stat
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from common import files
 
 ON_POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX permissions, links and pipes")
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -26,7 +21,8 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         raise KeyError
     with pytest.raises(FileNotFoundError), files.atomic_write(path):
         pass  # nothing was written
-    assert path.read_text(encoding="utf-8") == "é\n" and names(tmp_path) == ["bytes", "note.txt"]
+    assert path.read_text(encoding="utf-8") == "é\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["bytes", "note.txt"]
 
 
 @ON_POSIX

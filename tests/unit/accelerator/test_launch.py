@@ -83,14 +83,12 @@ def test_two_processes_from_the_shipped_file(tmp_path):
     path = write_script(tmp_path)
     file = LEVEL / "two_processes.yaml"
     result = run_to_end(launch_command("--config_file", file, path, tmp_path, "--lr", "1", "--", "-x"))
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
+    assert (result.returncode, result.stderr) == (0, "")
     ranks = read_notes(tmp_path)
     assert sorted(ranks) == ["0", "1"]
-    assert {rank["WORLD_SIZE"] for rank in ranks.values()} == {"2"}
-    assert {rank["ACCELERATE_USE_CPU"] for rank in ranks.values()} == {"true"}
-    assert {rank["ACCELERATE_MIXED_PRECISION"] for rank in ranks.values()} == {"no"}
-    assert {rank["OMP_NUM_THREADS"] for rank in ranks.values()} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
+    seen = {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
+    seen["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert all(rank.items() >= seen.items() for rank in ranks.values())
     assert ranks["1"]["argv"] == ["--lr", "1", "--", "-x"]
 
 

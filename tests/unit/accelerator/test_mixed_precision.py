@@ -93,8 +93,7 @@ def prepare(accelerator, seed=0):
 
 def prepare_several(accelerator, count):
     """So many new models, whose seeds are 0, 1, …, and their optimizers."""
-    pairs = [prepare(accelerator, seed) for seed in range(count)]
-    return [model for model, _ in pairs], [optimizer for _, optimizer in pairs]
+    return zip(*(prepare(accelerator, seed) for seed in range(count)), strict=True)
 
 
 def loss_of(model):
@@ -212,6 +211,7 @@ def test_gradients_dropped_after_clipping():
 
 
 def test_two_optimizers_clipped_together_step_apart():
+    """Clipping unscales both. The one that makes no step must unscale its next gradients again."""
     accelerator = fp16()
     (often, rarely), (steps_often, steps_rarely) = prepare_several(accelerator, 2)
     parameters = [*often.parameters(), *rarely.parameters()]
@@ -230,6 +230,7 @@ def test_two_optimizers_clipped_together_step_apart():
 
 @pytest.mark.parametrize(("overflowing", "scale_between"), [(0, 2.0**10), (1, 2.0**9)])
 def test_an_overflow_skips_its_own_optimizer_alone(overflowing, scale_between):
+    """The scale is halved at the step that is skipped, and not again at that of the other optimizer."""
     accelerator = fp16()
     models, optimizers = prepare_several(accelerator, 2)
     for index, model in enumerate(models):
