@@ -2,8 +2,8 @@
 
 import argparse
 import os
-import re
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,7 +13,6 @@ from common.checkpoints.schedule import checkpoint_interval
 from common.errors import fail
 from common.flag_types import natural, number, positive, positive_float
 from common.instruments.flags import add_instrument_flags
-from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION
 from common.levels import DISTRIBUTED, MESH, WITH_CHECKPOINTS, WITH_REPLICAS
 
 PRECISIONS = ("no", "fp16", "bf16")
@@ -53,17 +52,14 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     """The flags of the script at the path `script`.
 
     `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.dtype` a
-    torch.dtype, and `args.checkpoint_every` a CheckpointInterval in the two train_full.py, else None. The machine is
-    not looked at: `common.start` finds the device that `args.device` names, and refuses files that cannot be written.
+    torch.dtype, and `args.checkpoint_every` a CheckpointInterval in the two train_full.py, else None. Neither machine
+    nor launcher is looked at: `common.settings` does that, and `common.start` refuses files that cannot be written.
 
-    Raises:
-        UserError: after one line on stderr.
+    Raises UserError after one line on stderr.
     """
     path = Path(script).resolve()
     level = path.parent.name
     name = level if path.stem == "train" else f"{level}/{path.stem}"
-    if name in WITH_CHECKPOINTS:
-        _check_launcher_values()
     parser = _Parser(level, name, prog=f"{level}/{path.name}")
     _add_flags(parser)
     args, unknown = parser.parse_known_args(argv)
@@ -75,16 +71,6 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     args.script = name
     args.dtype = getattr(torch, args.dtype)
     return args
-
-
-def _check_launcher_values() -> None:
-    """Refuse wrong values of a launcher's variables, which argparse would blame on flags that nobody has given."""
-    precision = os.environ.get(LAUNCHER_PRECISION, "no")
-    if precision not in PRECISIONS:
-        fail(f"{LAUNCHER_PRECISION} is {precision!r}: it must be no, fp16 or bf16")
-    accumulation = os.environ.get(LAUNCHER_ACCUMULATION, "1")
-    if not re.fullmatch("[1-9][0-9]*", accumulation):
-        fail(f"{LAUNCHER_ACCUMULATION} is {accumulation!r}: it must be a whole number of at least 1")
 
 
 def _add_flags(parser: _Parser) -> None:
@@ -99,31 +85,22 @@ def _add_flags(parser: _Parser) -> None:
     flag("--num-workers", type=natural, default=0, metavar="N", help="loader workers per process")
     flag("--data", choices=["host", "device"], default="host", help="where the images wait for their turn")
     flag_of = parser.add_flag_of
+    full_flag = partial(flag_of, WITH_CHECKPOINTS)
     flag_of(WITH_REPLICAS, "--replicas", type=positive, metavar="N", help="default: visible GPUs, at least 2")
     flag_of(DISTRIBUTED, "--timeout", type=_seconds, default="300", metavar="SECONDS", help="of a collective")
     flag_of(
         (MESH,), "--tensor", otherwise=1, type=positive, default=2, metavar="N", help="ranks per layer: 1, 2, 4 … 128"
     )
-    flag_of(
-        WITH_CHECKPOINTS,
-        "--mixed-precision",
-        otherwise="no",
-        choices=PRECISIONS,
-        default=os.environ.get(LAUNCHER_PRECISION, "no"),
-        help="default: the launcher's, or no",
-    )
-    flag_of(
-        WITH_CHECKPOINTS,
+    full_flag("--mixed-precision", otherwise="no", choices=PRECISIONS, help="default: the launcher's, or no")
+    full_flag(
         "--gradient-accumulation-steps",
         otherwise=1,
         type=positive,
-        default=os.environ.get(LAUNCHER_ACCUMULATION, "1"),
         metavar="N",
         help="micro-batches per optimizer step (default: the launcher's, or 1)",
     )
-    flag_of(WITH_CHECKPOINTS, "--checkpoint-dir", type=_folder, metavar="PATH", help="save there, resume from the last")
-    flag_of(
-        WITH_CHECKPOINTS,
+    full_flag("--checkpoint-dir", type=_folder, metavar="PATH", help="save there, resume from the last")
+    full_flag(
         "--checkpoint-every",
         type=checkpoint_interval,
         default="100",

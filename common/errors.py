@@ -10,11 +10,8 @@ class UserError(SystemExit):
     """An error that the user can correct. Its line is on stderr already; the exit code is 2."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(2)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
+        super().__init__(message)
+        self.code = 2
 
 
 def fail(message: str) -> NoReturn:

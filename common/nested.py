@@ -131,9 +131,9 @@ class SortedLeaves:
     """
 
     def __init__(self, data: Any, is_leaf: Callable[[Any], bool] | None = None) -> None:
-        in_structure = list(named_leaves(data, is_leaf))
         self._data = data
         self._is_leaf = is_leaf
+        in_structure = list(named_leaves(data, is_leaf))
         # `named[i]` is leaf number `_order[i]` of the structure: [1, 0] in the example.
         self._order = sorted(range(len(in_structure)), key=lambda number: in_structure[number].name)
         self.named = [in_structure[number] for number in self._order]

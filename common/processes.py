@@ -1,25 +1,21 @@
 """Ranks on this machine: real processes, started once for each world size and reused for every job.
 
-    from common.processes import ranks
-    results = ranks(2).run(function, argument, timeout=60)
+    this program                      pipe           each of two processes, see common/rank_process.py
+    ranks(2).run(function, argument)  —— Job ——————▶ function(argument), with the variables that torchrun would set
+    the results in rank order         ◀—— Returned — it has returned
+    RankFailed                        ◀—— Failed ——— it has raised
+    RankFailed                        (ends)         the process has ended
+    RankFailed                        (silent)       the time is over
 
-Two processes call `function(argument)`. Each has the rank, world size and address that torchrun would give it. `run`
-returns what they return, in rank order. Benchmarks, pitfalls and tests use the same ranks. After a failure or a
-time-out they are thrown away, so that the next job starts on new ones.
+This program alone supervises. After a failure it kills all ranks of the job, and the next job starts on new ones.
 """
 
 import atexit
 import contextlib
-import gc
 import multiprocessing
-import os
 import signal
-import socket
-import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -27,10 +23,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.allocator import keep_large_blocks
-from common.cores import use_all_cores
-from common.errors import UserError
-from common.hidden_gpus import hide_gpus
+from common.launch import free_port, rank_variables
+from common.rank_process import Failed, Job, Returned, serve
 
 # Once a rank has failed, the others have this time to answer. They may wait for it, and would do so for ever.
 SECONDS_AFTER_FAILURE = 5
@@ -56,45 +50,12 @@ class RankFailed(RuntimeError):
         self.process_ended = process_ended
 
 
-class Job(NamedTuple):
-    """A function call for one rank."""
-
-    function: Callable[..., Any]
-    args: tuple
-    kwargs: dict[str, Any]
-    environment: dict[str, str]
-
-
-class Returned(NamedTuple):
-    """The answer of a rank on which the function has returned."""
-
-    result: Any
-
-
-class Failed(NamedTuple):
-    """The answer of a rank on which the function has raised, or whose process has ended.
-
-    The reason is a text, because an exception need not be picklable.
-    """
-
-    reason: str
-    process_ended: bool = False
-
-
-@dataclass(frozen=True)
-class Worker:
+class Worker(NamedTuple):
     """The process of one rank, and our end of the pipe to it."""
 
     rank: int
     process: BaseProcess
     pipe: Connection
-
-
-def free_port() -> int:
-    """A TCP port of this machine that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Ranks:
@@ -154,8 +115,7 @@ class Ranks:
     def _receive_results(self, timeout: float) -> list:
         """The results of the job in rank order. Raises RankFailed."""
         results: dict[int, Any] = {}
-        failures: dict[int, str] = {}
-        process_ended = False
+        failures: dict[int, Failed] = {}
         waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self.workers}
         deadline = time.monotonic() + timeout
         while waiting:
@@ -168,34 +128,47 @@ class Ranks:
             for pipe in ready:
                 worker = waiting.pop(pipe)
                 answer = _receive(worker)
-                if isinstance(answer, Returned):
-                    results[worker.rank] = answer.result
+                if isinstance(answer, Failed):
+                    failures[worker.rank] = answer
                 else:
-                    failures[worker.rank] = answer.reason
-                    process_ended = process_ended or answer.process_ended
+                    results[worker.rank] = answer.result
         for worker in waiting.values():
             state = "alive" if worker.process.is_alive() else "dead"
-            failures[worker.rank] = f"no answer ({state})"
+            failures[worker.rank] = Failed(f"no answer ({state})")
         if failures:
-            raise RankFailed(failures, process_ended)
+            reasons = {rank: failed.reason for rank, failed in failures.items()}
+            raise RankFailed(reasons, process_ended=any(failed.process_ended for failed in failures.values()))
         return [results[rank] for rank in range(self.world_size)]
 
 
-def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """The environment variables from which torch.distributed reads a rank of this machine, and its address."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+_pools: dict[tuple[int, bool], Ranks] = {}
+
+
+def ranks(world_size: int, on_cpu: bool = False) -> Ranks:
+    """This program's pool of `world_size` processes; with `on_cpu` the pool whose processes see no GPU.
+
+    A pool ends with the program. On a machine without GPUs the two are the same.
+    """
+    key = (world_size, on_cpu and torch.cuda.device_count() > 0)
+    if key not in _pools:
+        _pools[key] = Ranks(*key)
+    return _pools[key]
+
+
+def started_pools() -> list[Ranks]:
+    """The pools of this program whose processes are running."""
+    return [pool for pool in _pools.values() if pool.workers]
+
+
+@atexit.register
+def _stop_all() -> None:
+    for pool in started_pools():
+        pool.stop()
 
 
 def _start_worker(rank: int, on_cpu: bool) -> Worker:
     ours, theirs = _context.Pipe()
-    process = _context.Process(target=_serve, args=(theirs, on_cpu), daemon=True)
+    process = _context.Process(target=serve, args=(theirs, on_cpu), daemon=True)
     with _without_interrupts():
         process.start()
     theirs.close()
@@ -226,69 +199,3 @@ def _receive(worker: Worker) -> Returned | Failed:
     except (EOFError, ConnectionError):
         worker.process.join(SECONDS_AFTER_FAILURE)
         return Failed(f"the process ended with exit code {worker.process.exitcode}", process_ended=True)
-
-
-def _serve(pipe: Connection, on_cpu: bool) -> None:
-    """The main loop of a rank: run one job after another, until it is killed or the parent has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Windows cannot block it, and child processes inherit this.
-    # A daemon may not start processes, but a job may have loader workers. Our parent still ends us as a daemon.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    keep_large_blocks()  # The levels call it too, but a job may have made tensors before.
-    if on_cpu:
-        hide_gpus()
-    from tqdm import tqdm
-
-    # The lock of the levels' bars would be a semaphore, which a killed process leaves behind.
-    tqdm.set_lock(threading.RLock())
-    while True:
-        torch.set_num_threads(1)  # A job before this one may have set more.
-        try:
-            job = pipe.recv()
-        except EOFError:  # The parent has ended.
-            return
-        _run(job, pipe)
-
-
-def _run(job: Job, pipe: Connection) -> None:
-    before = dict(os.environ)
-    os.environ.update(job.environment)
-    try:
-        pipe.send(Returned(job.function(*job.args, **job.kwargs)))
-    except UserError as error:
-        pipe.send(Failed(str(error)))  # It is one line that says what to correct.
-    except BaseException as error:
-        reason = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-        pipe.send(Failed(reason))
-    finally:
-        if torch.cuda.is_initialized():
-            # The next job may be measured on the same GPU, by this process or by another.
-            gc.collect()
-            torch.cuda.empty_cache()
-        use_all_cores()  # The job may have confined this process to a device.
-        os.environ.clear()
-        os.environ.update(before)
-
-
-_pools: dict[tuple[int, bool], Ranks] = {}
-
-
-def ranks(world_size: int, on_cpu: bool = False) -> Ranks:
-    """This program's pool of `world_size` processes; with `on_cpu` the pool whose processes see no GPU.
-
-    A pool ends with the program. On a machine without GPUs the two are the same.
-    """
-    key = (world_size, on_cpu and torch.cuda.device_count() > 0)
-    if key not in _pools:
-        _pools[key] = Ranks(*key)
-    return _pools[key]
-
-
-def started_pools() -> list[Ranks]:
-    """The pools of this program whose processes are running."""
-    return [pool for pool in _pools.values() if pool.workers]
-
-
-@atexit.register
-def _stop_all() -> None:
-    for pool in started_pools():
-        pool.stop()

@@ -17,7 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from common import ladder
 from common.args import parse_args
 from common.processes import ranks
-from common.start import fit_to_machine, prepare_process
+from common.settings import fit_to_machine
+from common.start import prepare_process
 
 # An epoch is two steps and a tail that is dropped: 62 = 2 × 24 + 14. 24 divides by 1, 2, 3 and 4 processes, 25 by none.
 SHORT = ["--dataset", "synthetic", "--train-samples", "62", "--eval-samples", "25", "--batch-size", "24"]

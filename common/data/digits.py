@@ -19,28 +19,28 @@ class DigitImages(Dataset):
         name: "mnist" or "synthetic"; it is part of every result.
         images: uint8, (n, 28, 28).
         labels: uint8, (n,).
+        count: of the samples only the first so many are kept.
+        device: images and labels are kept there, 47 MB for the training set of MNIST; by default where they are.
     """
 
-    def __init__(self, name: str, images: Tensor, labels: Tensor, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        name: str,
+        images: Tensor,
+        labels: Tensor,
+        count: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
+    ) -> None:
         self.name = name
-        self.images = images.unsqueeze(1)
-        self.labels = labels.long()
+        self.images = images[:count].unsqueeze(1).to(device)
+        self.labels = labels[:count].long().to(device)
         self.dtype = dtype
 
     @property
     def device(self) -> torch.device:
         """The device of the images, and of the batches that are made of them."""
         return self.images.device
-
-    def move_to(self, device: torch.device) -> None:
-        """Keep the images and labels on `device` from now on: 47 MB for the training set of MNIST."""
-        self.images = self.images.to(device)
-        self.labels = self.labels.to(device)
-
-    def keep_first(self, count: int | None) -> None:
-        """Drop all samples but the first `count`; None keeps all."""
-        self.images = self.images[:count]
-        self.labels = self.labels[:count]
 
     def __len__(self) -> int:
         return len(self.labels)

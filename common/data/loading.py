@@ -16,8 +16,12 @@ from common.process_group import all_gather_object, is_distributed
 def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
     """The training and the test set, cut as the flags ask for. In a process group all ranks call this.
 
-    `args.dataset` "auto" takes MNIST if it is in `args.data_dir` or can be downloaded, else the synthetic digits, and
-    says so. On each machine local rank 0 looks for it, while the others wait.
+        --dataset    MNIST is in --data-dir   it can be downloaded   neither
+        auto         MNIST                    MNIST                  synthetic digits, with a warning
+        mnist        MNIST                    MNIST                  an error
+        synthetic    synthetic digits         synthetic digits       synthetic digits
+
+    On each machine local rank 0 decides and fetches, while the others wait.
 
     Raises:
         UserError: where MNIST is damaged, or cannot be had although the flags say "mnist"; where two machines have
@@ -29,20 +33,15 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
         test = read_mnist(args.data_dir, "t10k")
     else:
         train, test = read_synthetic()
-    train_set = DigitImages(name, *train, dtype=args.dtype)
-    test_set = DigitImages(name, *test, dtype=args.dtype)
-    train_set.keep_first(args.train_samples)
-    test_set.keep_first(args.eval_samples)
-    check_steps(args, len(train_set))
-    if args.max_steps:
-        train_set.keep_first(args.max_steps * args.batch_size)
+    device = None  # The images stay on the host.
     if args.data == "device":
         device = args.device
         if device.type == "cuda" and device.index is None:
             # This is the rank's own GPU. It may not be the current one yet: a Trainer chooses it when it is made.
             device = torch.device("cuda", read_launch().local_rank % torch.cuda.device_count())
-        train_set.move_to(device)
-        test_set.move_to(device)
+    _, labels = train
+    train_set = DigitImages(name, *train, count_training_samples(args, len(labels)), args.dtype, device)
+    test_set = DigitImages(name, *test, args.eval_samples, args.dtype, device)
     return train_set, test_set
 
 
@@ -61,32 +60,40 @@ def _provide_on_every_machine(args: Namespace) -> str:
 
 
 def provide(args: Namespace) -> str:
-    """The name of the dataset whose files are on this machine when this returns: mnist or synthetic."""
-    if args.dataset != "synthetic":
-        try:
-            if not mnist_on_disk(args.data_dir):
-                download(args.data_dir)
-            return "mnist"
-        except CannotDownload as reason:
-            missing = f"not in {raw_folder(args.data_dir)} and cannot be downloaded"
-            if args.dataset == "mnist":
-                fail(f"MNIST is {missing}: {reason}")
-            if read_launch().rank == 0:
-                print(
-                    f"NOT MNIST: it is {missing} ({reason}). "
-                    "Training on the synthetic digits instead (--dataset mnist makes this an error).",
-                    file=sys.stderr,
-                )
+    """The name of the dataset whose files are on this machine when this returns, by the table of `load_data`."""
+    if args.dataset == "synthetic":
+        draw_cache()
+        return "synthetic"
+    if mnist_on_disk(args.data_dir):
+        return "mnist"
+    try:
+        download(args.data_dir)
+        return "mnist"
+    except CannotDownload as error:
+        reason = str(error)
+    missing = f"not in {raw_folder(args.data_dir)} and cannot be downloaded"
+    if args.dataset == "mnist":
+        fail(f"MNIST is {missing}: {reason}")
+    if read_launch().rank == 0:
+        instead = "Training on the synthetic digits instead (--dataset mnist makes this an error)."
+        print(f"NOT MNIST: it is {missing} ({reason}). {instead}", file=sys.stderr)
     draw_cache()
     return "synthetic"
 
 
-def check_steps(args: Namespace, samples: int) -> None:
-    """Raise UserError if an epoch has no step, or if `--max-steps` is not for a part of one epoch."""
+def count_training_samples(args: Namespace, available: int) -> int:
+    """The number of samples to train on: all, or as many as the flags ask for.
+
+    Raises UserError if an epoch has no step, or if `--max-steps` is not for a part of one epoch.
+    """
+    samples = available if args.train_samples is None else min(available, args.train_samples)
     steps = samples // args.batch_size
     if steps == 0:
         fail(f"{samples} training samples are fewer than one batch of {args.batch_size}")
-    if args.max_steps and args.epochs > 1:
+    if not args.max_steps:
+        return samples
+    if args.epochs > 1:
         fail(f"--max-steps {args.max_steps} is for one epoch: leave it out, or ask for --epochs 1")
-    if args.max_steps and args.max_steps > steps:
+    if args.max_steps > steps:
         fail(f"--max-steps {args.max_steps} is more than an epoch's {steps} steps: ask for fewer, or for --epochs")
+    return args.max_steps * args.batch_size

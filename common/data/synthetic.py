@@ -94,19 +94,15 @@ def _glyphs() -> Tensor:
             font.set_text(str(digit))
             font.draw_glyphs_to_bitmap()
             ink = torch.tensor(font.get_image(), dtype=torch.float32) / 255
-            glyphs[f, digit] = _framed(_cropped(ink))
+            glyphs[f, digit] = _framed(ink)
     return _blur(glyphs.view(-1, 1, _GLYPH, _GLYPH), sigma=1.6).view_as(glyphs)
 
 
-def _cropped(ink: Tensor) -> Tensor:
-    """The part of an (H, W) image between its first and its last row and column with ink."""
+def _framed(ink: Tensor) -> Tensor:
+    """The part with ink of an (H, W) image in the middle of a (64, 64) frame, whose half is its larger side."""
     rows = ink.amax(dim=1).nonzero()
     columns = ink.amax(dim=0).nonzero()
-    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-
-
-def _framed(ink: Tensor) -> Tensor:
-    """An (H, W) image in the middle of a (64, 64) frame, scaled so that its larger side is half of the frame's."""
+    ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     scale = _GLYPH / 2 / max(ink.shape)
     height = max(1, round(ink.shape[0] * scale))
     width = max(1, round(ink.shape[1] * scale))

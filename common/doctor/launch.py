@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from common.doctor.record import FILE, PROGRESS, Record, read
-from common.processes import free_port, rank_variables
+from common.launch import free_port, rank_variables
 
 POLL_SECONDS = 0.2
 SECONDS_AFTER_A_CRASH = 5.0  # the other ranks have these to end by themselves

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from common import ladder
-from common.processes import free_port
+from common.launch import free_port
 from tests.docs.pages import outputs, run, section
 
 LEVEL = "02_ddp_raw"

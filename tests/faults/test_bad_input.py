@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from common import ladder
 from common.args import parse_args
 from common.errors import UserError
-from common.start import fit_to_machine
+from common.settings import fit_to_machine
 
 NUMBERS = st.one_of(
     st.integers(-3, 200).map(str),

@@ -13,7 +13,7 @@ from common import ladder, process_group
 from common.args import parse_args
 from common.model import BasicNet
 from common.processes import ranks
-from common.start import fit_to_machine
+from common.settings import fit_to_machine
 from tests.jobs import ON_LINUX, run_to_end, script, torchrun
 from tests.levels import SHORT, run_level
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.processes import free_port
+from common.launch import free_port
 from common.weights import max_weight_difference
 from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, resumed_at, run_to_end, script, torchrun
 from tests.levels import FULL, run_on_ranks

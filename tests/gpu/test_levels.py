@@ -7,7 +7,7 @@ import torch
 
 from common import ladder
 from common.args import parse_args
-from common.start import fit_to_machine
+from common.settings import fit_to_machine
 from tests.gpu.imitation import imitated_process, imitated_rank
 from tests.gpu.machine import ARRIVED, GPUS, LENGTH, OWN_GPU, READ, WORLD_SIZE, Machine, Misplaced
 from tests.levels import changed_script, run_level

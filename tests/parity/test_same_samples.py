@@ -9,7 +9,7 @@ from common import ladder
 from common.args import parse_args
 from common.process_group import is_distributed
 from common.processes import ranks
-from common.start import fit_to_machine
+from common.settings import fit_to_machine
 from tests.states import forget_states
 from tests.toys import seeded_order
 

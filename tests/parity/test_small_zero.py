@@ -16,8 +16,8 @@ from common.data import collate, load_data
 from common.model import build_model
 from common.process_group import process_group
 from common.processes import ranks
+from common.settings import fit_to_machine
 from common.small.zero import ZeRO1, ZeRO2, ZeRO3
-from common.start import fit_to_machine
 from common.weights import max_weight_difference
 from tests.levels import EXACT, level_00
 

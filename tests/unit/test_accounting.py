@@ -36,7 +36,7 @@ def test_a_tensor_is_charged_when_it_moves_and_released_when_it_dies():
     assert sum(tracker.peaks()[0].values()) == 4096
 
 
-def test_moving_twice_costs_once_and_results_live_where_their_inputs_live():
+def test_results_live_where_their_inputs_live():
     with track_memory() as tracker:
         tensor = torch.ones(128).to(DEVICE)
         assert tensor.to(DEVICE) is tensor

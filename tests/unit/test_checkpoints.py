@@ -19,7 +19,7 @@ from common.checkpoints.signals import caught_signals, stop_run
 from common.errors import UserError
 from common.process_group import process_group
 from common.processes import ranks
-from common.start import fit_to_machine
+from common.settings import fit_to_machine
 
 CPU = torch.device("cpu")
 

@@ -27,16 +27,11 @@ def flags(**changes) -> Namespace:
     return Namespace(**(defaults | changes))
 
 
-@pytest.fixture(scope="module")
-def torchvision_sets(mnist):
-    """MNIST as torchvision reads, converts and normalises it."""
-    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
-    return [MNIST(mnist, train=train, transform=transform) for train in (True, False)]
-
-
-def test_every_pixel_equals_torchvisions(torchvision_sets, mnist):
+def test_every_pixel_equals_torchvisions(mnist):
     """Bit for bit, on every 100th sample of both sets; the labels are ints there and int64 here."""
-    for ours, theirs in zip(load_data(flags(dataset="auto", data_dir=mnist)), torchvision_sets, strict=True):
+    transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
+    torchvisions = [MNIST(mnist, train=train, transform=transform) for train in (True, False)]
+    for ours, theirs in zip(load_data(flags(dataset="auto", data_dir=mnist)), torchvisions, strict=True):
         assert ours.name == "mnist" and len(ours) == len(theirs)
         for index in range(0, len(ours), 100):
             image, label = theirs[index]

@@ -3,18 +3,12 @@
 import os
 import stat
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from common import files
 
 ON_POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX permissions, links and pipes")
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -27,11 +21,12 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         raise KeyError
     with pytest.raises(FileNotFoundError), files.atomic_write(path):
         pass  # nothing was written
-    assert path.read_text(encoding="utf-8") == "é\n" and names(tmp_path) == ["bytes", "note.txt"]
+    assert path.read_text(encoding="utf-8") == "é\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["bytes", "note.txt"]
 
 
 @ON_POSIX
-def test_permissions_are_kept_links_are_followed_and_devices_are_not_replaced(tmp_path):
+def test_permissions_links_and_devices_stay(tmp_path):
     path = tmp_path / "real"
     path.write_text("old")
     path.chmod(0o600)
@@ -43,8 +38,6 @@ def test_permissions_are_kept_links_are_followed_and_devices_are_not_replaced(tm
     reader = subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE)
     files.write_atomically(tmp_path / "pipe", "through")
     assert reader.communicate()[0] == b"through"
-    program = "from common import files; files.write_atomically('/dev/stdout', 'through')"
-    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE).stdout == b"through"
     (tmp_path / "astray").symlink_to("missing/file")
     assert files.can_be_written(tmp_path / "link") and not files.can_be_written(tmp_path / "astray")
     (tmp_path / "folder").mkdir()

@@ -14,7 +14,7 @@ from common.data import DigitImages
 from common.errors import UserError
 from common.instruments.clock import Clock
 from common.instruments.result import Hardware, plan_line
-from common.start import fit_to_machine
+from common.settings import fit_to_machine
 from tests.levels import FULL, run_level
 
 CPU = torch.device("cpu")

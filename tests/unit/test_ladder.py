@@ -80,7 +80,7 @@ def test_a_level_runs_on_the_small_ones(tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["evaluated"] == 30
 
 
-def test_all_that_a_level_imports_of_its_abstraction_has_a_small_counterpart():
+def test_all_that_a_level_imports_has_a_small_counterpart():
     for level, whole in (("02_ddp_raw", "torch.nn.parallel"), ("03_accelerate", "common.accelerator")):
         module = small.load_small(level)
         imported = [line for line in ladder.lines_below_docstring(level) if line.startswith(f"from {whole}")]

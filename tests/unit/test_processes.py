@@ -61,7 +61,7 @@ def test_a_job_that_is_interrupted_does_not_answer_the_next_one(pool, monkeypatc
     assert pool.run(len, "the next one") == [12]
 
 
-def test_ranks_that_have_ended_between_two_jobs_are_named_once_and_replaced(pool):
+def test_ranks_that_have_ended_are_named_once_and_replaced(pool):
     (process,) = pool.run(os.getpid)
     os.kill(process, signal.SIGKILL)
     pool.workers[0].process.join()

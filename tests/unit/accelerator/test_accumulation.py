@@ -55,7 +55,7 @@ def test_gradients_stay_local_until_the_window_ends_and_agree_then():
 
 
 @pytest.mark.parametrize("library", [OURS, THEIRS])
-def test_a_script_that_accumulates_within_a_batch_may_say_that_it_is_not_the_last(library):
+def test_a_script_may_say_that_a_batch_is_not_the_last(library):
     import_or_skip("accelerate")
     accelerator = importlib.import_module(library).Accelerator(gradient_accumulation_steps=2, cpu=True)
     loader = accelerator.prepare(DataLoader(DATA, batch_size=8))

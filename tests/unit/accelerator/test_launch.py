@@ -16,7 +16,7 @@ from common import ladder
 from common.accelerator.commands import launch
 from common.accelerator.commands.accelerate_cli import main
 from common.accelerator.commands.config.config_args import ClusterConfig, ConfigError
-from common.processes import free_port
+from common.launch import free_port
 from tests.jobs import launcher, run_all_to_end, run_to_end
 
 LEVEL = ladder.ROOT / "03_accelerate"
@@ -83,14 +83,12 @@ def test_two_processes_from_the_shipped_file(tmp_path):
     path = write_script(tmp_path)
     file = LEVEL / "two_processes.yaml"
     result = run_to_end(launch_command("--config_file", file, path, tmp_path, "--lr", "1", "--", "-x"))
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
+    assert (result.returncode, result.stderr) == (0, "")
     ranks = read_notes(tmp_path)
     assert sorted(ranks) == ["0", "1"]
-    assert {rank["WORLD_SIZE"] for rank in ranks.values()} == {"2"}
-    assert {rank["ACCELERATE_USE_CPU"] for rank in ranks.values()} == {"true"}
-    assert {rank["ACCELERATE_MIXED_PRECISION"] for rank in ranks.values()} == {"no"}
-    assert {rank["OMP_NUM_THREADS"] for rank in ranks.values()} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
+    seen = {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
+    seen["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert all(rank.items() >= seen.items() for rank in ranks.values())
     assert ranks["1"]["argv"] == ["--lr", "1", "--", "-x"]
 
 
@@ -131,7 +129,7 @@ OF_THE_SCRIPT = ["--log", "x", "--r=16", "--node", "3", "--num_processes", "7", 
 
 @pytest.mark.parametrize("how", [[], ["-m"], ["--no_python"]])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_scripts_own_flags_arrive_at_the_script_also_if_they_begin_like_a_launchers(becomes, how, processes):
+def test_flags_behind_the_script_are_the_scripts(becomes, how, processes):
     command, _ = becomes("--cpu", "--num_processes", processes, *how, __file__, *OF_THE_SCRIPT)
     if processes > 1:
         options = torchrun_options(command[2:])
@@ -208,7 +206,6 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--module", "--no_python", "x.py"], "--module and --no_python cannot be used together"),
         (["--cpu", "--multi_gpu", "x.py"], "--cpu and --multi_gpu exclude each other"),
-        (["--use_fsdp", "--multi_gpu", "x.py"], "--use_fsdp and --multi_gpu exclude each other"),
         (["--cpu", "nowhere.py"], "no such script: nowhere.py"),
         (["--cpu", "--no_python", "no-such-program"], "cannot execute no-such-program: No such file"),
         (["--config_file", "nowhere.yaml", "x.py"], "No such file or directory: 'nowhere.yaml'"),

@@ -9,7 +9,7 @@ from common.accelerator.logging import get_logger
 from common.accelerator.state import PartialState
 from common.processes import ranks
 from tests.peers import import_or_skip
-from tests.states import OURS, THEIRS, forget_states
+from tests.states import OURS, THEIRS, on_a_rank
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +56,7 @@ def test_warning_once(caplog):
     assert caplog.messages == ["[RANK 0] the same", "[RANK 0] another"]
 
 
+@on_a_rank
 def log_on_a_rank(library, path) -> None:
     """Every rank appends to one file, so that its lines show who logged and in which order."""
     state = importlib.import_module(f"{library}.state").PartialState(cpu=True)
@@ -72,7 +73,6 @@ def log_on_a_rank(library, path) -> None:
         logger.debug("nobody", in_order=True)
     finally:
         logger.logger.removeHandler(handler)
-        forget_states()
 
 
 def test_ranks_log_once_in_order_or_all_as_on_accelerate(tmp_path):

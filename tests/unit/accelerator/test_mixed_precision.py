@@ -93,8 +93,7 @@ def prepare(accelerator, seed=0):
 
 def prepare_several(accelerator, count):
     """So many new models, whose seeds are 0, 1, …, and their optimizers."""
-    pairs = [prepare(accelerator, seed) for seed in range(count)]
-    return [model for model, _ in pairs], [optimizer for _, optimizer in pairs]
+    return zip(*(prepare(accelerator, seed) for seed in range(count)), strict=True)
 
 
 def loss_of(model):
@@ -130,7 +129,7 @@ def test_fp16_trains_on_the_cpu_to_nearly_the_float32_weights():
     assert accelerator.scaler.get_scale() == 2.0**10, "what raised was no step"
 
 
-def test_a_second_step_with_the_same_gradients_divides_them_by_the_scale_again():
+def test_a_second_step_divides_the_gradients_again():
     accelerator = fp16(init_scale=8.0)
     model, optimizer = prepare(accelerator)
     accelerator.backward(loss_of(model))
@@ -162,7 +161,7 @@ class Wrapping(torch.optim.Optimizer):
 
 # A fused optimizer's step always runs, and its kernel leaves the weights alone.
 @pytest.mark.parametrize("make", [torch.optim.SGD, partial(torch.optim.SGD, fused=True), Wrapping])
-def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(make):
+def test_an_overflow_skips_step_and_schedule(make):
     accelerator = fp16()
     model = new_model()
     optimizer = make(model.parameters(), lr=0.1)
@@ -181,7 +180,7 @@ def test_an_overflow_skips_the_step_and_the_scheduler_and_halves_the_scale(make)
 
 
 @pytest.mark.parametrize("is_scaled", [True, False])
-def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(is_scaled):
+def test_clipping_twice_and_several_optimizers(is_scaled):
     # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
     accelerator = fp16(accumulation=2, init_scale=8.0, enabled=is_scaled)
     models, optimizers = prepare_several(accelerator, 3)
@@ -198,7 +197,7 @@ def test_clipping_twice_and_with_several_optimizers_in_one_window_is_safe(is_sca
         assert_steps_in_float32(model, seed, steps=2, max_norm=0.2)
 
 
-def test_gradients_that_the_model_drops_after_clipping_leave_the_next_step_alone():
+def test_gradients_dropped_after_clipping():
     # A script that leaves a step out, for instance because the norm is too large, and clears with the model's method.
     accelerator = fp16()
     model, optimizer = prepare(accelerator)
@@ -211,7 +210,8 @@ def test_gradients_that_the_model_drops_after_clipping_leave_the_next_step_alone
     assert_steps_in_float32(model)
 
 
-def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
+def test_two_optimizers_clipped_together_step_apart():
+    """Clipping unscales both. The one that makes no step must unscale its next gradients again."""
     accelerator = fp16()
     (often, rarely), (steps_often, steps_rarely) = prepare_several(accelerator, 2)
     parameters = [*often.parameters(), *rarely.parameters()]
@@ -229,7 +229,8 @@ def test_of_two_optimizers_that_are_clipped_together_one_may_step_more_rarely():
 
 
 @pytest.mark.parametrize(("overflowing", "scale_between"), [(0, 2.0**10), (1, 2.0**9)])
-def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(overflowing, scale_between):
+def test_an_overflow_skips_its_own_optimizer_alone(overflowing, scale_between):
+    """The scale is halved at the step that is skipped, and not again at that of the other optimizer."""
     accelerator = fp16()
     models, optimizers = prepare_several(accelerator, 2)
     for index, model in enumerate(models):
@@ -241,7 +242,7 @@ def test_an_overflow_counts_once_and_skips_the_step_of_its_own_optimizer_alone(o
         assert accelerator.scaler.get_scale() == scale
 
 
-def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mistake():
+def test_a_backward_between_clipping_and_step():
     accelerator = fp16()
     (first, second), (steps_first, steps_second) = prepare_several(accelerator, 2)
     accelerator.backward(loss_of(second))
@@ -255,7 +256,7 @@ def test_a_backward_between_another_optimizers_clipping_and_its_step_is_no_mista
     assert_steps_in_float32(second, seed=1)
 
 
-def test_clipping_leaves_the_scaled_gradients_of_an_unfinished_window_alone():
+def test_clipping_within_a_window_changes_nothing():
     # https://github.com/huggingface/accelerate/issues/641: the original unscales them, and then raises.
     accelerator = fp16(accumulation=2, init_scale=8.0)
     model, optimizer = prepare(accelerator)
@@ -274,7 +275,7 @@ def test_clipping_leaves_the_scaled_gradients_of_an_unfinished_window_alone():
             optimizer.zero_grad()
 
 
-def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler():
+def test_an_unprepared_optimizer_steps_through_the_scaler():
     accelerator = fp16(growth_interval=2)
     model = accelerator.prepare(new_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -289,7 +290,7 @@ def test_an_optimizer_that_was_not_prepared_is_stepped_with_through_the_scaler()
     assert accelerator.scaler.get_scale() == 2.0**11
 
 
-def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):
+def test_loading_brings_the_saved_scale_back(tmp_path):
     accelerator = fp16()
     model, optimizer = prepare(accelerator)
 
@@ -308,7 +309,7 @@ def test_loading_right_after_a_step_brings_the_saved_scale_back(tmp_path):
     assert not accelerator.optimizer_step_was_skipped
 
 
-def test_loading_between_clipping_and_the_step_forgets_that_gradients_were_unscaled(tmp_path):
+def test_loading_after_clipping_forgets_the_unscaling(tmp_path):
     accelerator = fp16(accumulation=2)
     model, _ = prepare(accelerator)
     with accelerator.accumulate(model):

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from common.accelerator import Accelerator
 from common.accelerator.launchers import debug_launcher, notebook_launcher
 from common.accelerator.state import AcceleratorState, PartialState
+from common.launch import free_port
 from common.process_group import leave_process_group
-from common.processes import free_port, ranks
+from common.processes import ranks
 from tests.jobs import run_to_end
 from tests.peers import import_or_skip
 
@@ -42,7 +43,7 @@ def notes(folder) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_again_and_again_with_functions_no_module_knows(tmp_path):
+def test_launching_again_with_functions_no_module_knows(tmp_path):
     """Closures, arguments that cannot be pickled, a result that cannot be pickled, several launches in one process.
 
     That has left a group. A fork has it without its threads: whoever drops it there would wait for them for ever.
@@ -69,7 +70,7 @@ def test_again_and_again_with_functions_no_module_knows(tmp_path):
 
 
 @pytest.mark.slow
-def test_fork_after_openmp_and_autograd_threads_does_not_hang(tmp_path):
+def test_a_fork_after_openmp_threads_does_not_hang(tmp_path):
     """libgomp's pool does not survive a fork: a forked process that used two threads would wait for ever."""
     script = tmp_path / "cell.py"
     script.write_text(
@@ -125,7 +126,7 @@ def test_one_process_runs_right_here():
 
 
 @ON_CPU
-def test_an_accelerator_in_the_notebook_is_no_obstacle_and_precision_arrives(tmp_path):
+def test_a_notebook_that_has_an_accelerator_may_launch(tmp_path):
     """accelerate refuses to launch once an Accelerator exists, and drops mixed_precision on the way."""
     Accelerator(mixed_precision="no", cpu=True)
 
@@ -204,7 +205,7 @@ def test_where_forking_would_not_work_it_is_not_tried(monkeypatch):
 
 
 @ON_CPU
-def test_without_a_gpu_and_without_a_process_the_function_runs_right_here():
+def test_without_gpus_the_function_runs_here():
     seen = []
     notebook_launcher(lambda: seen.append(os.getpid()))
     notebook_launcher(lambda: seen.append(os.getpid()), num_processes=0)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import pytest
-
 from common.accelerator import Accelerator
 from common.accelerator.state import DistributedType
 from tests.peers import import_or_skip
@@ -57,8 +55,7 @@ def names_of(module: ModuleType) -> Iterator[Name]:
             yield Name(module.__name__, name, value)
 
 
-@pytest.fixture(scope="module")
-def names() -> list[Name]:
+def public_names() -> list[Name]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = list(names_of(accelerate))
@@ -73,9 +70,9 @@ def in_core(module: str) -> str:
     return CORE + module.removeprefix("accelerate")
 
 
-def test_calls_that_the_original_takes_are_taken_here(names):
+def test_calls_that_the_original_takes_are_taken_here():
     others = set()
-    for name in names:
+    for name in public_names():
         module = importlib.import_module(in_core(name.module))
         ours = vars(module).get(name.name)
         if ours is not None and is_called(name.value) and not takes_the_calls_of(name.value, ours):

@@ -18,7 +18,7 @@ def new_parts():
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_prepare_returns_the_kinds_that_accelerate_returns_and_leaves_the_rest():
+def test_prepare_returns_accelerates_kinds():
     accelerator = Accelerator(cpu=True)
     model, optimizer = new_parts()
     other = object()

@@ -16,19 +16,13 @@ import torch.distributed as dist
 from common.accelerator import Accelerator, PartialState
 from common.accelerator.rendezvous import join_attempt
 from common.accelerator.utils import InitProcessGroupKwargs
+from common.launch import rank_variables
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
-OF_TORCHRUN = {
-    "WORLD_SIZE": "4",
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "1",
-}
+OF_TORCHRUN = rank_variables(rank=1, world_size=4, port=1) | {"LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +64,7 @@ def join_on_unequal_nodes():
     return str(raised.value), dict(PartialState._shared_state)
 
 
-def test_nodes_that_choose_different_backends_are_named_on_all_ranks_instead_of_a_hang():
+def test_nodes_with_different_backends_are_named():
     alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     for message, state in ranks(2).run(join_on_unequal_nodes, environment=alone):
         assert "gloo on node-0, nccl on node-1" in message and state == {}
@@ -115,7 +109,7 @@ def fail_first(accelerator):
             raise RuntimeError("oops")
 
 
-def test_an_exception_in_the_first_process_does_not_leave_the_others_waiting():
+def test_an_error_in_the_first_process_reaches_the_others():
     with pytest.raises(RankFailed, match="rank 0: RuntimeError: oops"):
         on_ranks(2, fail_first, timeout=20)
 

@@ -2,15 +2,15 @@
 
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 
 from common.accelerator import Accelerator
 from common.accelerator.commands import self_check
 from common.accelerator.commands.accelerate_cli import main
-from common.processes import ranks
 from tests.jobs import run_to_end
-from tests.states import forget_states
+from tests.unit.accelerator.several_processes import on_ranks
 
 
 @pytest.mark.slow
@@ -29,18 +29,13 @@ def test_a_failure_is_a_verdict_too(monkeypatch, capsys):
     assert "FAILED" in capsys.readouterr().out
 
 
-def run_check(name: str, broken: str) -> str:
+def run_check(accelerator: Accelerator, name: str, broken: str) -> str:
     """The message of the check called `name` on a core in which the method `broken` does nothing."""
-    real = vars(Accelerator)[broken]
-    setattr(Accelerator, broken, lambda self, value, *rest, **kwargs: value)
-    try:
-        accelerator = Accelerator(cpu=True)
-        getattr(self_check, name)(accelerator)
-    except SystemExit as failure:
-        return str(failure)
-    finally:
-        setattr(Accelerator, broken, real)
-        forget_states()
+    with mock.patch.object(Accelerator, broken, lambda self, value, *rest, **kwargs: value):
+        try:
+            getattr(self_check, name)(accelerator)
+        except SystemExit as failure:
+            return str(failure)
     return "passed"
 
 
@@ -52,7 +47,7 @@ def run_check(name: str, broken: str) -> str:
     ],
 )
 def test_each_check_notices_its_fault(check, broken, message):
-    answers = ranks(2).run(run_check, check, broken, timeout=60)
+    answers = on_ranks(2, run_check, check, broken, timeout=60)
     assert any(message in answer for answer in answers), answers
 
 

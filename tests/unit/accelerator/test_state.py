@@ -12,7 +12,8 @@ import torch.distributed as dist
 from common.accelerator.state import DistributedType, PartialState
 from common.accelerator.utils import InitProcessGroupKwargs
 from common.cores import available_cores
-from common.processes import free_port, ranks
+from common.launch import free_port, rank_variables
+from common.processes import ranks
 from tests.peers import import_or_skip
 from tests.states import OURS, THEIRS, on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
@@ -25,7 +26,7 @@ def libraries():
     return [importlib.import_module(name) for name in (OURS, THEIRS)]
 
 
-def test_both_states_of_a_single_process_show_themselves_as_in_accelerate(libraries):
+def test_states_show_themselves_as_in_accelerate(libraries):
     shown = []
     for library in libraries:
         accelerator = library.Accelerator(cpu=True, mixed_precision="bf16")
@@ -66,20 +67,15 @@ def test_the_state_of_an_accelerator_needs_an_accelerator(libraries):
 
 
 def describe(accelerator):
-    return {
-        "index": (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes),
-        "kind": (accelerator.distributed_type, accelerator.state.backend),
-        "roles": (accelerator.is_main_process, accelerator.is_local_main_process),
-    }
+    place = (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
+    kind = (accelerator.distributed_type, accelerator.state.backend)
+    return place, kind, (accelerator.is_main_process, accelerator.is_local_main_process)
 
 
-def test_world_size_in_the_environment_means_one_distributed_run_on_cpu_too():
+def test_world_size_means_one_run_on_cpus_too():
     # https://github.com/huggingface/accelerate/issues/2741: there, N lonely "main" processes.
     kind = (DistributedType.MULTI_CPU, "gloo")
-    assert on_ranks(2, describe) == [
-        {"index": (0, 0, 2), "kind": kind, "roles": (True, True)},
-        {"index": (1, 1, 2), "kind": kind, "roles": (False, False)},
-    ]
+    assert on_ranks(2, describe) == [((0, 0, 2), kind, (True, True)), ((1, 1, 2), kind, (False, False))]
 
 
 @on_a_rank
@@ -133,16 +129,9 @@ def torchrun_with_gpus(two_gpus, monkeypatch):
     """A world of one process, which finds so many neighbours on its machine."""
 
     def start(local_world_size=1):
-        variables = {
-            "RANK": 0,
-            "LOCAL_RANK": 0,
-            "WORLD_SIZE": 1,
-            "LOCAL_WORLD_SIZE": local_world_size,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": free_port(),
-        }
-        for name, value in variables.items():
-            monkeypatch.setenv(name, str(value))
+        for name, value in rank_variables(rank=0, world_size=1, port=free_port()).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_world_size))
 
     return start
 

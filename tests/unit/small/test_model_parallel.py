@@ -19,10 +19,10 @@ from common.memory import track_memory
 from common.model import BasicNet, build_model
 from common.process_group import process_group
 from common.processes import ranks
+from common.settings import fit_to_machine
 from common.small.pipeline import Stage, layers_of
 from common.small.schedules import all_forward_first, one_forward_one_backward, timeline
 from common.small.tensor_parallel import cut_linear_layers
-from common.start import fit_to_machine
 from common.weights import max_weight_difference
 from tests.levels import EXACT, level_00
 
