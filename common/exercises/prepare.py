@@ -84,7 +84,8 @@ def attempt(solution: ModuleType, _: Traffic) -> Result:
     numbers = Numbers()
     own_model, own_optimizer = model_and_optimizer(weight=1.0 + rank)  # nobody has made them equal
     loaders = loader(numbers, shuffle=False), loader(Numbers(), shuffle=True)
-    model, optimizer, in_order, shuffled = solution.prepare(own_model, own_optimizer, *loaders)
+    prepared = solution.prepare(own_model, own_optimizer, *loaders)
+    model, optimizer, in_order, shuffled = prepared
     return Result(
         samples=train(in_order, model, optimizer),
         read=sorted(numbers.read),

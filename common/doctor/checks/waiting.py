@@ -53,8 +53,7 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
         3      barrier in t.py:4
     """
     answered = across_ranks(record.collectives for record in records)[:-1]  # in the last row a rank may wait
-    # The number of ranks with each call.
-    callers = Counter(call for record in records for call in set(record.collectives))
+    callers = Counter(call for record in records for call in set(record.collectives))  # how many ranks made it
     branches: set[Call] = set()
     for calls in answered:
         has_one_name = len({call.name for call in calls}) == 1
