@@ -78,15 +78,6 @@ class Network:
 
 
 @dataclass
-class Draw:
-    """A forward or a batch that drew random numbers, and a fingerprint of the generator's state before."""
-
-    source: str  # "forwards in training" or "batches"
-    generator: str  # "torch", "NumPy", "Python" or "GPU"
-    state: int
-
-
-@dataclass
 class Step:
     """A step of an optimizer."""
 
@@ -129,7 +120,20 @@ class End:
 
 @dataclass
 class Record:
-    """The observations of a rank."""
+    """The observations of a rank. These observers note them, and these checks compare them:
+
+    part                                    noted by               compared by
+    epochs                                  loaders, networks      samples, data_sets, evaluations, waiting
+    networks, is_sharded, is_split          networks               replicas, and others
+    draws                                   loaders, networks      random_numbers
+    steps and the two parts below them      optimizers             optimizers, steps
+    clippings                               clipping               steps
+    saves                                   files                  files
+    collectives                             group                  waiting, evaluations
+    waits_in, last_printed                  heartbeat, launch.py   end
+    end                                     recorder, launch.py    end
+    backend, observer_errors                recorder               report
+    """
 
     rank: int
     backend: str | None = None  # the process group's, if there was one
@@ -140,7 +144,8 @@ class Record:
     networks: list[Network] = field(default_factory=list)
     is_sharded: bool = False  # True if the rank holds parts of a network's parameters, as under FSDP
     is_split: bool = False  # True if ranks may compute parts of the same samples, as under tensor parallelism
-    draws: list[Draw] = field(default_factory=list)
+    # By what drew ("forwards in training" or "batches") and the generator: a fingerprint of its state before each draw.
+    draws: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     # Noted after each of the first steps: the number of parameters without a gradient that are in an optimizer and in
     # no network, and the names of those with a gradient that are in a trained network and in no optimizer.
@@ -151,6 +156,18 @@ class Record:
     saves: list[Save] = field(default_factory=list)
     collectives: list[Call] = field(default_factory=list)  # the calls in the group of all ranks
     observer_errors: list[str] = field(default_factory=list)
+
+    @property
+    def training_epochs(self) -> list[Epoch]:
+        """The epochs with forwards in training."""
+        return [epoch for epoch in self.epochs if epoch.is_training]
+
+    @property
+    def evaluations(self) -> list[Epoch]:
+        """The epochs in which a network is called and not trained, and no optimizer steps between two batches."""
+        others = [epoch for epoch in self.epochs if not epoch.is_training]
+        evaluated = [epoch for epoch in others if any(batch.evaluated for batch in epoch.batches)]
+        return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
 
 
 class _Pickler(pickle.Pickler):

@@ -4,7 +4,7 @@ import textwrap
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks import ONLY_YOU_CAN_SEE
-from common.doctor.checks.by_rank import across_ranks, training_epochs
+from common.doctor.checks.by_rank import across_ranks
 from common.doctor.record import Record
 from common.pitfalls import title
 
@@ -20,7 +20,7 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     first = records[0]
     processes = len(records)
     parts = [f"{len(first.steps)} optimizer steps"]
-    epochs = across_ranks(map(training_epochs, records))
+    epochs = across_ranks(record.training_epochs for record in records)
     if epochs and all(epoch.samples for epoch in epochs[0]):
         batches = [epoch.batches[0].samples for epoch in epochs[0]]
         size = len(batches[0])

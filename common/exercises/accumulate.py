@@ -46,9 +46,9 @@ def reference() -> list[float]:
     optimizer = SGD(model.parameters(), lr=LR)
     gradients = []
     for step in range(len(MICRO_BATCHES_BY_STEP)):
-        of_ranks = [samples_of(step, rank) for rank in range(dist.get_world_size())]
-        inputs = torch.cat([inputs for inputs, _ in of_ranks])
-        targets = torch.cat([targets for _, targets in of_ranks])
+        shares = [samples_of(step, rank) for rank in range(dist.get_world_size())]
+        inputs = torch.cat([inputs for inputs, _ in shares])
+        targets = torch.cat([targets for _, targets in shares])
         F.mse_loss(model(inputs), targets).backward()
         gradients.append(model.weight.grad.item())
         optimizer.step()
@@ -88,8 +88,8 @@ def attempt(solution: ModuleType, traffic: Traffic) -> Result:
 def check(actual: list[Result], expected: list[list[float]]) -> None:
     for number, count in enumerate(MICRO_BATCHES_BY_STEP):
         where = f"step {number + 1}, of {count} micro-batches"
-        check_events(where, count, [of_rank.events[number] for of_rank in actual])
-        gradients = [of_rank.gradients[number] for of_rank in actual]
+        check_events(where, count, [result.events[number] for result in actual])
+        gradients = [result.gradients[number] for result in actual]
         right = expected[0][number]
         if near(gradients, [right] * len(actual)):
             continue
@@ -104,10 +104,10 @@ def check(actual: list[Result], expected: list[list[float]]) -> None:
         raise Mistake(f"{where}: {sentence}", by_rank(gradients) | {"the gradient of the step should be": right})
 
 
-def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
+def check_events(where: str, count: int, events_by_rank: list[list[str]]) -> None:
     """Raise a Mistake if the forwards, backwards, messages and optimizer steps of a rank are not in their order."""
     right = count * PASSES + MESSAGE + ["step"]
-    for events in of_ranks:
+    for events in events_by_rank:
         if events == right:
             continue
         messages = events.count("all_reduce")
@@ -125,4 +125,4 @@ def check_events(where: str, count: int, of_ranks: list[list[str]]) -> None:
             )
         else:
             sentence = "the gradients were sent by the backward of an earlier micro-batch than the last"
-        raise Mistake(f"{where}: {sentence}", by_rank(of_ranks) | {"it should be": right})
+        raise Mistake(f"{where}: {sentence}", by_rank(events_by_rank) | {"it should be": right})

@@ -71,7 +71,7 @@ def check(actual: list[Result], expected: list[Gradients]) -> None:
     if actual[0].messages != 1:
         sentence = "average_bucket has to send five gradients in one message, so that its latency is paid once"
         raise Mistake(f"{sentence}. It sent {actual[0].messages} messages")
-    after = [of_rank.gradients for of_rank in actual]
+    after = [result.gradients for result in actual]
     check_means("the gradients of a, b, c, d and e, from one message,", after, expected)
 
 

@@ -76,8 +76,8 @@ class Gradients(NamedTuple):
 def check_means(subject: str, actual: list[list], expected: list[Gradients]) -> None:
     """Raise a Mistake if the gradients that a solution has averaged, by rank, are not the means."""
     world_size = len(actual)
-    own = [of_rank.own for of_rank in expected]
-    means = [of_rank.means for of_rank in expected]
+    own = [result.own for result in expected]
+    means = [result.means for result in expected]
     # The order of a sum may differ, but no number may have been rounded to float32.
     if near(actual, means, tolerance=1e-12):
         return

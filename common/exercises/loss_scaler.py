@@ -85,34 +85,30 @@ def attempt(solution: ModuleType, _: Traffic) -> list[Step]:
 def check(actual: list[list[Step]], expected: list[list[Step]]) -> None:
     """Raise the first mistake of the first step that has one."""
     for number in range(1, STEPS + 1):
-        losses = [steps[number - 1].scaled_loss for steps in actual]
-        right_losses = [steps[number - 1].scaled_loss for steps in expected]
-        if not near(losses, right_losses):
-            sentence = "scale(loss) has to return the loss times the scale"
-            raise Mistake(f"step {number}: {sentence}", by_rank(losses) | {"they should be": right_losses})
-        calls = [steps[number - 1].gradients for steps in actual]
-        right_calls = [steps[number - 1].gradients for steps in expected]
-        if not near(calls, right_calls):
-            sentence = about_gradients(number, calls, right_calls)
-            raise Mistake(f"step {number}: {sentence}", by_rank(calls) | {"they should be": right_calls})
-        scales = [steps[number - 1].scale for steps in actual]
-        right_scales = [steps[number - 1].scale for steps in expected]
-        if not near(scales, right_scales):
-            sentence = "growth_interval steps in a row without an overflow double the scale. Then count anew"
-            if number in OVERFLOWS_BY_STEP:
-                sentence = "an overflow on any rank halves the scale of all ranks"
-            raise Mistake(f"step {number}: {sentence}", by_rank(scales) | {"they should be": right_scales})
+        for part in Step._fields:
+            found = [getattr(steps[number - 1], part) for steps in actual]
+            right = [getattr(steps[number - 1], part) for steps in expected]
+            if not near(found, right):
+                sentence = explanation(number, part, found, right)
+                raise Mistake(f"step {number}: {sentence}", by_rank(found) | {"they should be": right})
 
 
-def about_gradients(number: int, calls: list, right_calls: list) -> str:
+def explanation(number: int, part: str, found: list, right: list) -> str:
+    """The sentence about a part of a step that is not right on all ranks."""
     overflow = OVERFLOWS_BY_STEP.get(number)
+    if part == "scaled_loss":
+        return "scale(loss) has to return the loss times the scale"
+    if part == "scale":
+        if overflow is not None:
+            return "an overflow on any rank halves the scale of all ranks"
+        return "growth_interval steps in a row without an overflow double the scale. Then count anew"
     if overflow is not None:
         return (
             f"a gradient had overflowed on rank {overflow.rank}, so all ranks have to skip the step. Look for "
             "inf and nan in all gradients, and call one all-reduce in each step, after the loop over the parameters"
         )
-    if near(calls, right_calls, times=SCALE):  # before the first overflow the scale is still SCALE
+    if near(found, right, times=SCALE):  # before the first overflow the scale is still SCALE
         return "the gradients are still multiplied by the scale. Divide those of all param_groups before the step"
-    if list(map(len, calls)) != list(map(len, right_calls)):
+    if list(map(len, found)) != list(map(len, right)):
         return "call optimizer.step() once on each rank"
     return "these are not the gradients of the loss. Divide those of all param_groups by the scale, once"

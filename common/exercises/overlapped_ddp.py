@@ -61,7 +61,7 @@ def attempt(solution: ModuleType, traffic: Traffic) -> list[Step]:
 
 def check(actual: list[list[Step]], expected: list[Gradients]) -> None:
     for number in range(STEPS):
-        steps = [of_rank[number] for of_rank in actual]
+        steps = [result[number] for result in actual]
         for step in steps:
             check_events(f"step {number + 1}", step.events)
         after = [step.gradients for step in steps]

@@ -59,17 +59,17 @@ def attempt(solution: ModuleType, traffic: Traffic) -> Result:
 
 def check(actual: list[Result], expected: list[Expected]) -> None:
     world_size = len(actual)
-    for rank, of_rank in enumerate(actual):
-        if of_rank.collectives:
-            raise Mistake(f"build the all-reduce from sends and receives, and without dist.{of_rank.collectives[0]}")
-        for receiver in of_rank.receivers:
+    for rank, result in enumerate(actual):
+        if result.collectives:
+            raise Mistake(f"build the all-reduce from sends and receives, and without dist.{result.collectives[0]}")
+        for receiver in result.receivers:
             if receiver != (rank + 1) % world_size:
                 raise Mistake(
                     f"rank {rank} has sent to rank {receiver}: in a ring each rank sends to its right neighbour only, "
                     "(rank + 1) % world size, and receives from its left one, (rank - 1) % world size"
                 )
     sums = expected[0].sums
-    after = [of_rank.after for of_rank in actual]
+    after = [result.after for result in actual]
     if not near(after, [sums] * world_size):
         check_messages(actual, expected)
         raise Mistake(
@@ -77,7 +77,7 @@ def check(actual: list[Result], expected: list[Expected]) -> None:
             "it (chunk += arrived, chunk.copy_(arrived); chunk + arrived is a new tensor), and do not divide",
             by_rank(after) | {"the sums": sums},
         )
-    sent = [len(flat(of_rank.sent)) for of_rank in actual]
+    sent = [len(flat(result.sent)) for result in actual]
     # Each rank sends W - 1 chunks in each half, and no chunk has more than a W-th of the numbers, rounded up.
     most = 2 * (world_size - 1) * math.ceil(SIZE / world_size)
     if max(sent) > most:
@@ -88,8 +88,8 @@ def check(actual: list[Result], expected: list[Expected]) -> None:
 def check_messages(actual: list[Result], expected: list[Expected]) -> None:
     """Raise a Mistake about the first message that is not the one of the small ring."""
     for step in range(len(expected[0].sent)):
-        for rank, (of_rank, right) in enumerate(zip(actual, expected, strict=True)):
-            message = of_rank.sent[step] if step < len(of_rank.sent) else None
+        for rank, (result, right) in enumerate(zip(actual, expected, strict=True)):
+            message = result.sent[step] if step < len(result.sent) else None
             if not near(message, right.sent[step]):
                 raise Mistake(
                     f"message {step + 1} of rank {rank} is {shown(message)}, and should be {shown(right.sent[step])}. "

@@ -6,13 +6,12 @@ gap that is left, an exception, a collective that nobody answers, a loop without
     main thread of each rank                           solution thread
     makes a group of its own, runs `reference`
     waits for an outcome, for at most SECONDS          imports the solution, runs `attempt`
-    has Returned or a Mistake, else the rank is Stuck  puts its outcome into a queue, or waits on
+    has Returned or a Mistake, else the rank is Stuck  notes its outcome, or waits on
     meets the other ranks in its own group
     leaves the groups, if the solution has returned
 """
 
 import importlib.util
-import queue
 import sys
 import threading
 import traceback
@@ -103,16 +102,14 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     everyone: Any = dist.new_group()
     checker = load(name)
     expected = checker.reference()
-    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    outcomes: list[Outcome] = []
     # The thread of a solution that does not return is left behind: as a daemon it ends with the process.
-    thread = threading.Thread(target=_solve, args=(checker, path, expected, outcomes), daemon=True)
+    thread = threading.Thread(target=lambda: outcomes.append(_outcome(checker, path, expected)), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
         thread.start()
-        try:
-            outcome = outcomes.get(timeout=seconds)
-        except queue.Empty:
-            outcome = Stuck(_line_of(thread, path, checker))
+        thread.join(seconds)
+        outcome = outcomes[0] if outcomes else Stuck(_line_of(thread, path, checker))
     # No rank leaves while another one is stuck: the lost connection would end its wait before its line is known.
     dist.barrier(everyone)
     if isinstance(outcome, Returned):
@@ -120,8 +117,8 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     return outcome
 
 
-def _solve(checker: ModuleType, path: Path, expected: Any, outcomes: "queue.SimpleQueue[Outcome]") -> None:
-    """Run the solution, and put its outcome into the queue."""
+def _outcome(checker: ModuleType, path: Path, expected: Any) -> Outcome:
+    """The outcome of running the solution."""
     try:
         spec = importlib.util.spec_from_file_location("solution", path)
         solution = importlib.util.module_from_spec(spec)
@@ -129,11 +126,11 @@ def _solve(checker: ModuleType, path: Path, expected: Any, outcomes: "queue.Simp
             spec.loader.exec_module(solution)
             actual = checker.attempt(solution, traffic)
         traffic.check_all_waited()
-        outcomes.put(Returned(actual, expected))
+        return Returned(actual, expected)
     except Mistake as mistake:
-        outcomes.put(mistake)
+        return mistake
     except BaseException as error:
-        outcomes.put(_mistake(error, path, checker))
+        return _mistake(error, path, checker)
 
 
 def _mistake(error: BaseException, path: Path, checker: ModuleType) -> Mistake:

@@ -45,8 +45,8 @@ def attempt(solution: ModuleType, _: Traffic) -> dict[str, list]:
 
 def check(actual: list[dict[str, list]], expected: list[dict[str, list]]) -> None:
     for title in expected[0]:
-        shares = [of_rank[title] for of_rank in actual]
-        right = [of_rank[title] for of_rank in expected]
+        shares = [result[title] for result in actual]
+        right = [result[title] for result in expected]
         if shares == right:
             continue
         if title.endswith(LENGTH):

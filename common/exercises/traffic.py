@@ -9,7 +9,6 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -23,46 +22,37 @@ from common.process_group import COLLECTIVES
 POINT_TO_POINT = ("isend", "irecv")
 
 
-@dataclass(eq=False)
 class Message:
-    """A call of a function of torch.distributed by a solution."""
+    """A call of torch.distributed by a solution, and the handle that the solution gets in place of torch's."""
 
-    function: Callable[..., Any]
-    arguments: dict[str, Any]
-    sent: Tensor | None  # the tensor as it was at the call
-    was_changed: bool = False  # True if a delayed collective began with other numbers than those of the call
-    was_waited_for: bool = False
+    def __init__(self, traffic: "Traffic", function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
+        self.name = function.__name__
+        self.arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+        self.is_async = self.arguments.pop("async_op", False)
+        tensor = self.arguments.get("tensor")
+        self.sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None  # the tensor as it was at the call
+        self.was_changed = False  # True if a collective began with other numbers than those of the call
+        self.was_waited_for = False
+        self._traffic = traffic
+        self._function = function
 
-    @property
-    def name(self) -> str:
-        return self.function.__name__
-
-    def has_new_numbers(self) -> bool:
-        """True if the tensor no longer is as it was at the call."""
-        if self.sent is None:
-            return False
-        now = self.arguments["tensor"].detach()
-        return not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
-
-
-@dataclass(eq=False)  # as torch's handle, it can be in a set
-class Handle:
-    """The handle of a message, which a solution gets in place of torch's."""
-
-    message: Message
-    events: list[str]
-    finish: Callable[[], Any]  # a collective begins here; a send or receive has begun, and is waited for
+    def begin(self) -> Any:
+        """Call torch's function. Returns its handle, if it has one."""
+        if self.sent is not None:
+            now = self.arguments["tensor"].detach()
+            self.was_changed = not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
+        return self._function(**self.arguments)
 
     def wait(self, *_: Any) -> bool:
-        self.events.append("wait")
-        if not self.message.was_waited_for:
-            self.message.was_waited_for = True
-            self.finish()
+        self._traffic.events.append("wait")
+        if not self.was_waited_for:
+            self.was_waited_for = True
+            self._traffic.finish(self)
         return True
 
     def is_completed(self) -> bool:
         """True once somebody has waited: a collective does not begin before."""
-        return self.message.was_waited_for
+        return self.was_waited_for
 
 
 class Traffic:
@@ -78,32 +68,32 @@ class Traffic:
         self.messages: list[Message] = []  # in the order of the calls
         self.events: list[str] = []
         self.delayed: list[Message] = []  # the collectives that have not begun
+        self.under_way: dict[Message, Any] = {}  # torch's handles of sends and receives
 
-    def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle | None:
+    def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
         message = self._new_message(function, args, kwargs)
-        is_async = message.arguments.pop("async_op", False)
         self.delayed.append(message)
-        handle = Handle(message, self.events, functools.partial(self.begin_up_to, message))
-        if is_async:
-            return handle
-        handle.wait()
+        if message.is_async:
+            return message
+        message.wait()
         return None
 
-    def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Handle | None:
-        """The handle of a message that begins at once; None, as torch's, where this rank is not in the group."""
+    def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
+        """A message that begins at once; None, as torch's, where this rank is not in the group."""
         message = self._new_message(function, args, kwargs)
-        work = function(**message.arguments)
-        if work is None:
+        handle = message.begin()
+        if handle is None:
             message.was_waited_for = True  # nothing was sent
             return None
-        return Handle(message, self.events, work.wait)
+        self.under_way[message] = handle
+        return message
 
-    def begin_up_to(self, message: Message) -> None:
-        """Begin the delayed collectives up to this one; a message that is not delayed has begun already."""
+    def finish(self, message: Message) -> None:
+        """Wait for a send or receive, or begin the delayed collectives up to this one, if they have not begun."""
+        if message in self.under_way:
+            self.under_way[message].wait()
         while message in self.delayed:
-            collective = self.delayed.pop(0)
-            collective.was_changed = collective.has_new_numbers()
-            collective.function(**collective.arguments)
+            self.delayed.pop(0).begin()
 
     def check_all_waited(self) -> None:
         """Raise a Mistake if a message was not waited for, or was changed on its way."""
@@ -117,10 +107,7 @@ class Traffic:
                 raise Mistake(f"{which}: {sentence}")
 
     def _new_message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
-        arguments = inspect.signature(function).bind(*args, **kwargs).arguments
-        tensor = arguments.get("tensor")
-        sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None
-        message = Message(function, arguments, sent)
+        message = Message(self, function, args, kwargs)
         self.messages.append(message)
         self.events.append(message.name)
         return message

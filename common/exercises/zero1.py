@@ -93,7 +93,7 @@ def largest_part(world_size: int) -> int:
 
 
 def check(actual: list[Result], expected: list[Expected]) -> None:
-    sizes = [of_rank.state for of_rank in actual]
+    sizes = [result.state for result in actual]
     whole = MOMENTS_PER_WEIGHT * WEIGHTS_PER_LAYER * len(LAYER_WIDTHS)
     most = largest_part(len(actual))
     if max(sizes) > most:
@@ -103,7 +103,7 @@ def check(actual: list[Result], expected: list[Expected]) -> None:
             by_rank(sizes) | {"all parameters": whole, "a part, at most": most},
         )
     for step in range(STEPS):
-        after = [of_rank.weights[step] for of_rank in actual]
+        after = [result.weights[step] for result in actual]
         check_weights(step, after, expected[0].means[step], expected[0].sums[step])
 
 

@@ -4,7 +4,7 @@ The first line of each module names the main part of the record that it asks. Th
 """
 
 from common.doctor.answers import Answer
-from common.doctor.checks import epochs, files, optimizers, random_numbers, replicas, samples, steps
+from common.doctor.checks import data_sets, evaluations, files, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.checks.end import check_end
 from common.doctor.record import Record
 
@@ -14,13 +14,13 @@ CHECKS = {
     "learning rates": optimizers.check_learning_rates,
     "weights": replicas.check_same_weights,
     "training samples": samples.check_training_samples,
-    "data sets": samples.check_data_sets,
-    "order of the epochs": epochs.check_orders,
+    "data sets": data_sets.check_data_sets,
+    "order of the epochs": samples.check_orders,
     "random numbers": random_numbers.check_draws,
     "schedule": steps.check_schedule,
     "clipping": steps.check_clipping,
     "accumulation": steps.check_accumulation,
-    "evaluation samples": epochs.check_evaluation_samples,
+    "evaluation samples": evaluations.check_evaluation_samples,
     "BatchNorm's statistics": replicas.check_same_statistics,
     "files": files.check_writers,
     "saved keys": files.check_keys,

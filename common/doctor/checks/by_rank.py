@@ -2,51 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from common.doctor.record import Epoch, Network, Record, Step
 
 T = TypeVar("T")
 Rates = list[float | None]  # those of an optimizer step, one for each parameter group
 NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
+WITH_REPLACEMENT = "the sampler draws samples with replacement"
 
 
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
     """The first of each rank, then the second of each, and so on, as far as all ranks have one."""
     return list(zip(*of_ranks, strict=False))
-
-
-def training_epochs(record: Record) -> list[Epoch]:
-    """The epochs with forwards in training."""
-    return [epoch for epoch in record.epochs if epoch.is_training]
-
-
-def evaluations(record: Record) -> list[Epoch]:
-    """The epochs in which a network is called but not trained, and no optimizer makes a step between two batches."""
-    others = [epoch for epoch in record.epochs if not epoch.is_training]
-    evaluated = [epoch for epoch in others if any(batch.evaluated for batch in epoch.batches)]
-    return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
-
-
-class UnevenEpoch(NamedTuple):
-    """An epoch that has ended on one rank, and goes on on another one."""
-
-    number: int
-    batches: list[int]  # the number that each rank has read
-
-    def batches_by_rank(self) -> str:
-        """For example "rank 0 has 9 batches, rank 1 has 8 batches"."""
-        return ", ".join(f"rank {rank} has {count} batches" for rank, count in enumerate(self.batches))
-
-
-def uneven_epoch(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
-    """The first uneven one among the epochs of all ranks."""
-    for number, epochs in enumerate(across_ranks(of_ranks)):
-        batches = [len(epoch.batches) for epoch in epochs]
-        shortest = epochs[batches.index(min(batches))]
-        if shortest.complete and max(batches) > min(batches):
-            return UnevenEpoch(number, batches)
-    return None
 
 
 def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
@@ -56,7 +24,7 @@ def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
     A batch without a forward does not count: a script may read one more in vain.
     """
     steps = across_ranks(record.steps for record in records)
-    for epochs in across_ranks(map(training_epochs, records)):
+    for epochs in across_ranks(record.training_epochs for record in records):
         trained = [sum(bool(batch.forwards) for batch in epoch.batches) for epoch in epochs]
         shortest = epochs[trained.index(min(trained))]
         if shortest.complete and max(trained) > min(trained):
@@ -68,6 +36,11 @@ def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
     """True if the samples have numbers, in data sets of one length. Else NO_NUMBERS is the reason for not comparing."""
     sizes = {epoch.size for epoch in epochs}
     return len(sizes) == 1 and None not in sizes and all(epoch.samples for epoch in epochs)
+
+
+def has_repeated(share: list[int]) -> bool:
+    """True if a rank has read a sample more than once in an epoch. Then WITH_REPLACEMENT is the reason."""
+    return len(set(share)) < len(share)
 
 
 def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:

@@ -1,17 +1,14 @@
-"""`Record.end` and `collectives`: a rank has crashed, or ranks wait for each other, mostly in different collectives."""
-
-from collections import Counter
+"""`Record.end`: the script has come to its end, or a rank has crashed, or ranks wait for each other."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import across_ranks, evaluations, training_epochs, uneven_epoch
-from common.doctor.record import Call, Record
+from common.doctor.checks.waiting import why_ranks_wait
+from common.doctor.record import Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
 # process (SIGABRT). An error of gloo is a RuntimeError, as many errors of a script are, but it names its source file.
 OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
-WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
 
 
 def check_end(records: list[Record], patience: float) -> Answer:
@@ -19,7 +16,12 @@ def check_end(records: list[Record], patience: float) -> Answer:
     reasons = [record.end.reason for record in records]
     if "crash" in reasons or "stopped" in reasons:
         record = rank_with_own_error(records)
-        return _waiting(records, patience) if record is None else _crashed(record)
+        if record is not None:
+            return _crashed(record)
+        positions = ", ".join(map(_position, records))
+        if "crash" not in reasons:
+            positions = f"no rank made progress for {patience:g} s: {positions}"
+        return why_ranks_wait(records, positions)
     if "steps" in reasons:
         return NotExamined(f"ended after {len(records[0].steps)} steps, as --steps asked")
     return Right()
@@ -52,61 +54,11 @@ def _crashed(record: Record) -> Finding:
     )
 
 
-def _waiting(records: list[Record], patience: float) -> Finding:
-    where = ", ".join(map(_where, records))
-    if not any(record.end.reason == "crash" for record in records):
-        where = f"no rank made progress for {patience:g} s: {where}"
-    # Uneven epochs come first: they also make the collectives differ, and explain it.
-    uneven = uneven_epoch(map(training_epochs, records))
-    if uneven is not None:
-        text = f"{where}; in epoch {uneven.number} {uneven.batches_by_rank()}"
-        return Finding(text, "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
-    uneven = uneven_epoch(map(evaluations, records))
-    if uneven is not None and any(record.is_sharded for record in records):
-        text = f"{where}; in evaluation {uneven.number} {uneven.batches_by_rank()}"
-        advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
-        return Finding(text, advice, pitfall="uneven_evaluation")
-    own = own_calls(records)
-    if not own:
-        return Finding(where, WHAT_TO_SEE)
-    alone = [f"rank {rank} alone has called {call.name} in {call.line}" for rank, call in own.items()]
-    text = f"{where}; {', '.join(alone)}"
-    if len(own) == 1:
-        return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
-    return Finding(text, WHAT_TO_SEE)
-
-
-def _where(record: Record) -> str:
+def _position(record: Record) -> str:
+    """For example "rank 0 is in train.py:7"."""
     if record.end.reason == "crash":
         return f"rank {record.rank} could not communicate ({record.end.text[:MAX_ERROR]})"
     if record.end.reason == "stopped":
         where = f"is in {record.waits_in}" if record.waits_in else "was stopped outside of the script"
         return f"rank {record.rank} {where}"
     return f"rank {record.rank} has ended"
-
-
-def own_calls(records: list[Record]) -> dict[int, Call]:
-    """For each rank that has called a collective in a line where no other rank has called it: the first such call.
-
-    Call n of all ranks has been answered if every rank has made call n + 1:
-
-        call   rank 0                  rank 1
-        1      broadcast in t.py:1     broadcast in t.py:2    answered: these are the branches of an `if`
-        2      all_reduce in t.py:3    barrier in t.py:4      not answered: the all_reduce is rank 0's own call
-        3      barrier in t.py:4
-    """
-    answered = across_ranks(record.collectives for record in records)[:-1]
-    callers: Counter[Call] = Counter()  # the number of ranks with each call
-    for record in records:
-        callers.update(set(record.collectives))
-    branches: set[Call] = set()
-    for calls in answered:
-        has_one_name = len({call.name for call in calls}) == 1
-        if has_one_name and all(callers[call] < len(records) for call in calls):
-            branches.update(calls)
-    own: dict[int, Call] = {}
-    for record in records:
-        for call in record.collectives:
-            if callers[call] == 1 and call not in branches:
-                own.setdefault(record.rank, call)
-    return own

@@ -1,37 +1,35 @@
-"""`Record.epochs`: each sample trains on one rank, and its number in the data set is the same sample on all ranks.
+"""`Record.epochs`: each sample trains on one rank, and each epoch has an order of its own.
 
-    each rank reads                                                           training samples    data sets
-    a part of one order                                                       right               right
-    a part of one order, of data of its own                                   right               found
-    all samples in one order                                                  found               not examined
-    all samples, and trains on one or more parts of each batch                not examined        not examined
-    an order of its own                                                       found               not examined
-    an order of its own, of data of its own                                   not examined        not examined
-    samples that are drawn with replacement                                   not examined        not examined
-    the same samples as the ranks that share its layers (tensor parallelism)  not examined        not examined
-    all samples of a stream without numbers                                   found               not examined
-    a part of such a stream                                                   not examined        not examined
+    each rank reads                                                           training samples
+    a part of one order                                                       right
+    an order of its own                                                       found
+    an order of its own, of data of its own                                   not examined
+    all samples in one order                                                  found
+    all samples, and trains on one or more parts of each batch                not examined
+    samples that are drawn with replacement                                   not examined
+    the same samples as the ranks that share its layers (tensor parallelism)  not examined
+    all samples of a stream without numbers                                   found
+    a part of such a stream                                                   not examined
 
 Samples are compared by their numbers, and where that is not enough by their contents.
 """
 
 from collections import Counter
-from itertools import chain
+from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, training_epochs
-from common.doctor.record import Content, Epoch, Record
+from common.doctor.checks.by_rank import NO_NUMBERS, WITH_REPLACEMENT, across_ranks, are_numbered_alike, has_repeated
+from common.doctor.checks.contents import are_same_samples, read_twice
+from common.doctor.record import Epoch, Record
 
-MIN_SAMPLES = 16  # fewer samples may have something in common by chance
-SAME = 0.9  # two ranks have read the same samples if a tensor agrees at least so often
-Pairs = list[tuple[Content, Content]]  # two contents that were read under one number
+MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one order, by chance
 
 
 def check_training_samples(records: list[Record]) -> Answer:
     if any(record.is_split for record in records):
         return NotExamined("on the mesh of the network, ranks may have the same samples")
     answers: list[Answer] = []
-    for number, epochs in enumerate(across_ranks(map(training_epochs, records))):
+    for number, epochs in enumerate(across_ranks(record.training_epochs for record in records)):
         compare = _by_numbers if are_numbered_alike(epochs) else _by_contents
         answers.append(compare(number, epochs))
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
@@ -42,18 +40,18 @@ def _by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     shares = [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
     if not all(shares):
         return NotExamined("fewer than two batches were read")
-    if any(len(share) > len(set(share)) for share in shares):
-        return NotExamined("the sampler draws samples with replacement")
+    if any(map(has_repeated, shares)):
+        return NotExamined(WITH_REPLACEMENT)
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:
         return Right()  # a part of one order
     first, *others = epochs
     pairs = [pair for other in others for pair in read_twice([first], [other])]
-    if pairs and not are_same_samples(pairs):  # an order of its own, of data of its own
+    if pairs and not are_same_samples(pairs):
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     if all(other.samples == first.samples for other in others):
-        return _one_order(number, epochs)  # all samples in one order
+        return _one_order(number, epochs)
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
     return Finding(  # an order of its own
@@ -85,57 +83,25 @@ def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     )
 
 
-def check_data_sets(records: list[Record]) -> Answer:
-    """The answer about the data sets of ranks that share out numbers: over several epochs they read the same ones."""
-    if not isinstance(check_training_samples(records), Right):
-        return NotExamined("the samples are not dealt out among the ranks by their numbers")
-    by_rank = []
-    by_one_rank: Pairs = []
+def check_orders(records: list[Record]) -> Answer:
+    answers = []
     for record in records:
-        trained = training_epochs(record)
-        epochs = [epoch for epoch in trained if epoch.loader == trained[0].loader]
-        by_rank.append(epochs)
-        by_one_rank += read_twice(epochs[:1], epochs[1:])
-    first, *others = by_rank
-    by_two_ranks = [pair for epochs in others for pair in read_twice(first, epochs)]
-    if min(len(by_one_rank), len(by_two_ranks)) < MIN_SAMPLES:
-        return NotExamined("too few samples were read again, by the same rank and by another one")
-    if not are_same_samples(by_one_rank):
-        return NotExamined("the samples change with each read, or are too alike")
-    if are_same_samples(by_two_ranks):
+        epochs = [epoch for epoch in record.training_epochs if len(epoch.samples) >= MIN_SAMPLES]
+        for earlier, later in pairwise(epochs):
+            if earlier.loader == later.loader:
+                answers.append(_order(record.rank, earlier.samples, later.samples))
+    return overall(answers, "no two epochs of a DataLoader were seen")
+
+
+def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
+    length = min(len(earlier), len(later))
+    order = earlier[:length]
+    if order == sorted(order):
+        return NotExamined("the order is not shuffled")
+    if order != later[:length]:
         return Right()
     return Finding(
-        f"the sampler deals out numbers, but {len(by_two_ranks)} samples have other contents on another rank",
-        "make the data alike on all ranks: draw them, and any random split, with the same seed",
+        f"two epochs have the same order of {length} samples on rank {rank}",
+        "call `sampler.set_epoch(epoch)` before each epoch",
+        pitfall="set_epoch_forgotten",
     )
-
-
-def read_twice(some: list[Epoch], others: list[Epoch]) -> Pairs:
-    """The contents of the samples that were read both in some epochs and in others."""
-    first = _contents_by_number(some)
-    second = _contents_by_number(others)
-    return [(first[number], second[number]) for number in first.keys() & second.keys()]
-
-
-def _contents_by_number(epochs: list[Epoch]) -> dict[int, Content]:
-    contents: dict[int, Content] = {}
-    for epoch in epochs:
-        for batch in epoch.batches:
-            contents.update(zip(batch.samples, batch.contents, strict=False))
-    return contents
-
-
-def are_same_samples(pairs: Pairs) -> bool:
-    """True if a tensor is equal in nearly all pairs, such as the label of an image that is augmented at each read.
-
-    In these three pairs of an image and a label, ((1, 0), (2, 0)), ((3, 0), (4, 0)) and ((5, 7), (6, 7)), the label 7
-    agrees. Pairs that begin with the most common one, 0, do not count: if 95 % have it, it agrees by chance.
-    """
-    columns = min(map(len, chain.from_iterable(pairs)))  # one for each tensor of a sample
-    for column in range(columns):
-        values = [(first[column], second[column]) for first, second in pairs]
-        most_common, _ = Counter(first for first, _ in values).most_common(1)[0]
-        agree = [first == second for first, second in values if first != most_common]
-        if agree and sum(agree) >= SAME * len(agree):
-            return True
-    return False

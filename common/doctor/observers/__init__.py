@@ -17,9 +17,8 @@ the start fail at once, and not the findings wrong. The process ends with the sc
 import os
 from pathlib import Path
 
-from common.doctor.observers import files, heartbeat
+from common.doctor.observers import files, group, heartbeat
 from common.doctor.observers.clipping import ClippingObserver
-from common.doctor.observers.group import GroupObserver
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
@@ -37,6 +36,6 @@ def install(folder: Path, script: Path, last_step: int | None) -> Recorder:
     OptimizerObserver(recorder, networks, last_step).install()
     ClippingObserver(recorder).install()
     files.install(recorder)
-    GroupObserver(recorder, script).install()
+    group.install(recorder, script)
     heartbeat.start(recorder, folder, script)
     return recorder

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import torch
 
-from common.doctor.record import Draw, Record
+from common.doctor.record import Record
 
 MAX_DRAWS = 64  # the number that is recorded of each source
 
@@ -26,9 +26,10 @@ def states(device: torch.device) -> dict[str, int]:
 
 def note_draws(record: Record, source: str, before: dict[str, int], device: torch.device) -> None:
     """Record the generators that have drawn since they had the states `before`."""
-    if not before or sum(draw.source == source for draw in record.draws) >= MAX_DRAWS:
+    of_source = [draws for (drawer, _), draws in record.draws.items() if drawer == source]
+    if not before or sum(map(len, of_source)) >= MAX_DRAWS:
         return
     now = states(device)
     for generator, state in before.items():
         if now[generator] != state:
-            record.draws.append(Draw(source, generator, state))
+            record.draws.setdefault((source, generator), []).append(state)

@@ -4,25 +4,22 @@ The observer wraps methods of the private class of a DataLoader's iterators, bec
 """
 
 import weakref
-import zlib
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from common.doctor.observers.contents import contents, tensors_in
 from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import Batch, Content, Epoch
+from common.doctor.record import Batch, Epoch
 
 CPU = torch.device("cpu")  # batches are read there
 MAX_EPOCHS = 64
 MAX_FINGERPRINTS = 4096  # the samples of an epoch that get one
-VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
 
 
 @dataclass
@@ -54,7 +51,7 @@ class LoaderObserver:
         self._recorder = recorder
         self._record = recorder.record
         self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
-        self._newest: Batch | None = None  # the batch that was handed out last
+        self._newest = Batch([], [])  # the batch that was handed out last; before the first one, a batch of no epoch
 
     def install(self) -> None:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
@@ -65,12 +62,10 @@ class LoaderObserver:
 
     def note_forward(self, inputs: Any) -> None:
         """Note a forward in training, with these inputs, in the newest batch."""
-        if self._newest is not None:
-            self._newest.forwards.append(len(next(_tensors(inputs), ())))
+        self._newest.forwards.append(len(next(tensors_in(inputs), ())))
 
     def note_evaluation(self) -> None:
-        if self._newest is not None:
-            self._newest.evaluated = True
+        self._newest.evaluated = True
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset)))
@@ -123,36 +118,3 @@ def _samples(numbers: Any, dataset: Any) -> list[int]:
         samples = [int(dataset.indices[sample]) for sample in samples]
         dataset = dataset.dataset
     return samples
-
-
-def contents(batch: Any) -> list[Content]:
-    """For each sample a fingerprint of each of its tensors: labels stay where images are augmented."""
-    columns: list[list[int]] = []
-    for tensor in _tensors(batch):
-        if columns and len(tensor) != len(columns[0]):
-            continue  # it is of the batch, and not of its samples
-        rows = tensor.detach().reshape(len(tensor), -1)
-        stride = max(1, rows.shape[1] // VALUES_PER_TENSOR)
-        spread = rows[:, ::stride].cpu()
-        columns.append([_fingerprint(row) for row in spread])
-    return list(zip(*columns, strict=True))
-
-
-def _fingerprint(row: Tensor) -> int:
-    values = row
-    if len(row) > 1 and not row.is_floating_point():
-        values = row[row > 0]  # without the 0 or -100 that fill up a text in a batch of longer ones
-    raw_bytes = values.contiguous().view(torch.uint8)
-    return zlib.crc32(raw_bytes.numpy().tobytes())
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    """The tensors of a batch that have rows."""
-    if isinstance(batch, Tensor) and batch.dim():
-        yield batch
-    elif hasattr(batch, "items"):  # a dict, or what a tokenizer returns
-        for _, part in batch.items():
-            yield from _tensors(part)
-    elif isinstance(batch, list | tuple):
-        for part in batch:
-            yield from _tensors(part)

@@ -7,20 +7,16 @@ import weakref
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import Network, Tensors
+from common.doctor.observers.tensors import identities, is_part, is_split, some_statistics, some_weights
+from common.doctor.record import Network
 
-VALUES_PER_PARAMETER = 512  # so many are noted, spread over the parameter
 EACH_STEP_UNTIL = 16  # weights are noted after each step up to this one, then after every power of two
 
 
@@ -29,6 +25,7 @@ class Forward(NamedTuple):
 
     called: nn.Module  # the network, or its wrapper
     module: nn.Module  # the network
+    device: torch.device
     in_training: bool  # in training mode and with gradients
     generators: dict[str, int]  # the states of the random generators at its start; empty in an evaluation
 
@@ -52,7 +49,7 @@ class NetworkObserver:
 
     def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         module = _unwrapped(ddp)[-1]
-        self._when_wrapped[module] = _identities(module)
+        self._when_wrapped[module] = identities(module)
 
     def before_forward(self, called: nn.Module, inputs: tuple) -> None:
         if self._forward is not None or next(called.parameters(), None) is None:
@@ -67,8 +64,9 @@ class NetworkObserver:
             self._compare_with_wrapping(module, wrappers)
         if self._record.steps:  # before, the ranks' weights may differ
             self._note_weights(module)
-        generators = states(_device(module)) if in_training else {}
-        self._forward = Forward(called, module, in_training, generators)
+        device = next(module.parameters()).device
+        generators = states(device) if in_training else {}
+        self._forward = Forward(called, module, device, in_training, generators)
 
     def after_forward(self, called: nn.Module, inputs: tuple, keywords: dict | None, output: Any = None) -> None:
         """Note what a forward has done. Where it has raised, torch gives neither keywords nor an output."""
@@ -80,22 +78,22 @@ class NetworkObserver:
         if forward.in_training:
             network.forwards += 1
             self._loaders.note_forward((inputs, keywords))
-            note_draws(self._record, "forwards in training", forward.generators, _device(forward.module))
+            note_draws(self._record, "forwards in training", forward.generators, forward.device)
         else:
             self._loaders.note_evaluation()
         if not forward.module.training:
             steps = len(self._record.steps)
             # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
             if steps not in network.statistics:
-                network.statistics[steps] = _statistics(forward.module)
+                network.statistics[steps] = some_statistics(forward.module)
 
     def _add(self, module: nn.Module) -> None:
         parameters = list(module.named_parameters())
         has_module = "module" in dict(module.named_children())
         self.networks[module] = Network(type(module).__name__, len(parameters), has_module)
         self._record.networks.append(self.networks[module])
-        self._record.is_sharded |= any(_is_part(name, parameter) for name, parameter in parameters)
-        self._record.is_split |= _is_split(module)
+        self._record.is_sharded |= any(is_part(name, parameter) for name, parameter in parameters)
+        self._record.is_split |= is_split(module)
 
     def _compare_with_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:
         """Compare a forward in training with what DistributedDataParallel was given."""
@@ -107,7 +105,7 @@ class NetworkObserver:
         network.wrapped = True
         if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
             network.past_wrapper += 1
-        now = _identities(module)
+        now = identities(module)
         network.changed = [name for name in now if before.get(name) != now[name]]
 
     def _note_weights(self, module: nn.Module) -> None:
@@ -115,11 +113,7 @@ class NetworkObserver:
         steps = len(self._record.steps)
         is_power_of_two = steps & (steps - 1) == 0
         if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in weights:
-            weights[steps] = _parameters(module)
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
+            weights[steps] = some_weights(module)
 
 
 def _unwrapped(module: nn.Module) -> list[nn.Module]:
@@ -133,53 +127,3 @@ def _unwrapped(module: nn.Module) -> list[nn.Module]:
         else:
             inner = getattr(inner, "_orig_mod", None)  # torch.compile
     return chain
-
-
-def _identities(module: nn.Module) -> dict[str, tuple]:
-    """The id, device and dtype of each parameter that DDP averages, which must not change."""
-    found = {}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            found[name] = (id(parameter), str(parameter.device), str(parameter.dtype))
-    return found
-
-
-def _is_part(name: str, parameter: nn.Parameter) -> bool:
-    """True if this rank holds a part of the parameter only, as FSDP2 and FSDP1 leave it."""
-    return isinstance(parameter, DTensor) or "_flat_param" in name
-
-
-def _is_split(module: nn.Module) -> bool:
-    """True if DTensors lie on another mesh than one line of all ranks, or if fully_shard has not made them.
-
-    Only fully_shard on such a line is known to let each rank compute whole samples of its own.
-    """
-    meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
-    is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
-    return any(not is_fully_sharded or mesh.shape != (dist.get_world_size(),) for mesh in meshes)
-
-
-def _sample(tensor: Tensor) -> Tensor:
-    """Some of its numbers."""
-    values = tensor.detach().reshape(-1)
-    stride = max(1, values.numel() // VALUES_PER_PARAMETER)
-    return values[::stride][:VALUES_PER_PARAMETER].to("cpu", torch.float64, copy=True)
-
-
-def _parameters(module: nn.Module) -> Tensors:
-    """Numbers of each parameter that is whole on every rank."""
-    samples = {}
-    for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and parameter.numel() and not _is_part(name, parameter):
-            samples[name] = _sample(parameter)
-    return samples
-
-
-def _statistics(module: nn.Module) -> Tensors:
-    """Numbers of the running means and variances of each BatchNorm."""
-    found = {}
-    for name, part in module.named_modules():
-        if isinstance(part, _BatchNorm) and part.running_mean is not None:
-            found[f"{name}.running_mean"] = _sample(part.running_mean)
-            found[f"{name}.running_var"] = _sample(part.running_var)
-    return found

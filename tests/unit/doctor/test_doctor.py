@@ -18,47 +18,9 @@ from common.doctor.answers import Answer, Right
 from common.errors import UserError
 from common.processes import Ranks, ranks
 from tests.jobs import job
+from tests.unit.doctor.ailments import ENDS, HARMLESS, HEALTHY, MISTAKES, write
 
-PATIENTS = Path(__file__).with_name("patients")
-HEALTHY = PATIENTS / "healthy.py"
-AILING = PATIENTS / "ailing.py"
-
-# For each class of ailing.py the topic of the first finding, the pitfall that it names, and a part of its text.
-MISTAKES = {
-    "ForgottenWrapper": ("weights", "forward_through_module", ""),
-    "ConvertedAfterWrapping": ("weights", "moved_after_wrapping", ""),
-    "HeadReplacedAfterTheOptimizer": ("parameters of the optimizer", "replaced_parameters", ""),
-    "OptimizerMadeBeforeSharding": ("parameters of the optimizer", "optimizer_made_first", ""),
-    "ScheduleOnRank0": ("learning rates", "schedule_on_rank_0", ""),
-    "ScheduleTooFast": ("schedule", "schedule_too_fast", "the learning rate is 0 in the last 7 of 16 steps"),
-    "AccumulationOffByOne": ("accumulation", "accumulation_off_by_one", "the steps are of 1, 3, 3, … micro-batches"),
-    "ClippedWhileScaled": ("clipping", None, "16 of 16 times gradients were clipped"),
-    "NoSampler": ("training samples", "different_orders", ""),
-    "SetEpochForgotten": ("order of the epochs", "set_epoch_forgotten", ""),
-    "SameDropout": ("random numbers", "same_random_numbers", "the first 16 forwards in training drew the same"),
-    "SameAugmentation": ("random numbers", "same_random_numbers", "batches drew the same numbers"),
-    "StreamReadWholeOnEachRank": ("training samples", None, "the same 256 samples in the same order"),
-    "PaddedEvaluation": ("evaluation samples", "padded_evaluation", ""),
-    "StatisticsOfEachRank": ("BatchNorm's statistics", "batchnorm_statistics", ""),
-    "EveryRankSaves": ("files", "every_rank_saves", ""),
-    "PrefixedKeys": ("saved keys", "prefixed_keys", ""),
-    "DataDrawnAnewOnEachRank": ("data sets", None, "have other contents on another rank"),
-}
 QUICK, *SLOW = MISTAKES
-# What looks like a mistake and is none: a part of the report.
-HARMLESS = {
-    "StreamSharedOut": "the samples have no numbers",
-    "BatchesCutByTheScript": "the script may train it on a part of each batch",
-    "Unusual": "Healthy: nothing found",
-}
-# What ends badly, or never: the pitfall, and a part of the report.
-ENDS = {
-    "CollectiveOnRank0": ("collective_on_rank_0", "rank 0 alone has called all_reduce in ailing.py:"),
-    "UnevenInputs": ("uneven_inputs", "in epoch 0 rank 0 has 9 batches, rank 1 has 8 batches"),
-    "UnevenEvaluation": ("uneven_evaluation", "in evaluation 0 rank 0 has 6 batches, rank 1 has 5 batches"),
-    "UnusedParameter": ("unused_parameter", "gradients of parameters that the forward does not use"),
-    "RankThatLeavesItsLoop": (None, "rank 1 has ended"),
-}
 
 
 def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answer], str]:
@@ -103,19 +65,18 @@ def run_alone(script: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_planted_mistake_is_the_first_finding(name, tmp_path):
-    expected_topic, pitfall, part = MISTAKES[name]
-    answers, text = examined(AILING, tmp_path, name, "--out", tmp_path)
+    ailment = MISTAKES[name]
+    answers, text = examined(write(tmp_path, ailment.changes), tmp_path, "--out", tmp_path)
     found = report.findings(answers)
     topic, first = next(iter(found.items()))
-    assert (topic, first.pitfall) == (expected_topic, pitfall), text
-    assert part in text
+    assert (topic, first.pitfall) == (ailment.topic, ailment.pitfall), text
+    assert ailment.said in text
     if topic == "learning rates":
         assert "weights" not in found  # they differ because of that
 
 
 def test_each_pitfall_is_found_in_a_script_or_named_as_one_that_only_its_author_can_see():
-    found = {pitfall for _, pitfall, _ in MISTAKES.values()} | {pitfall for pitfall, _ in ENDS.values()}
-    found.discard(None)
+    found = {ailment.pitfall for ailment in [*MISTAKES.values(), *ENDS.values()]} - {None}
     assert found.isdisjoint(checks.ONLY_YOU_CAN_SEE)
     assert found.union(checks.ONLY_YOU_CAN_SEE) == set(pitfalls.NAMES)
 
@@ -123,9 +84,10 @@ def test_each_pitfall_is_found_in_a_script_or_named_as_one_that_only_its_author_
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
-    answers, text = examined(AILING, tmp_path, name, "--out", tmp_path)
+    ailment = HARMLESS[name]
+    answers, text = examined(write(tmp_path, ailment.changes), tmp_path, "--out", tmp_path)
     assert report.findings(answers) == {}
-    assert HARMLESS[name] in text
+    assert ailment.said in text
 
 
 def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -137,12 +99,12 @@ def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDS)
 def test_a_bad_end_is_explained(name, tmp_path, capsys):
-    pitfall, part = ENDS[name]
-    code, text = ask(capsys, "--time-out", 12, AILING, name, "--out", tmp_path)
+    ailment = ENDS[name]
+    code, text = ask(capsys, "--time-out", 12, write(tmp_path, ailment.changes), "--out", tmp_path)
     assert code == 1, text
-    assert text.index("FOUND end of the script: ") == text.index("FOUND")
-    assert part in text
-    assert pitfall is None or f"`python -m common.pitfalls {pitfall}`" in text
+    assert text.index(f"FOUND {ailment.topic}: ") == text.index("FOUND")
+    assert ailment.said in text
+    assert ailment.pitfall is None or f"`python -m common.pitfalls {ailment.pitfall}`" in text
 
 
 @pytest.mark.slow
@@ -213,7 +175,7 @@ def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys
 def test_a_script_is_ended_after_some_steps(tmp_path, capsys):
     code, text = ask(capsys, "--steps", 3, HEALTHY, "--out", tmp_path)
     assert code == 0, text
-    assert "healthy.py on 2 processes (gloo): 3 optimizer steps" in text
+    assert "patient.py on 2 processes (gloo): 3 optimizer steps" in text
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from common.doctor.answers import Finding, NotExamined, Right
 from common.doctor.checks import optimizers, steps
 from common.doctor.observers.clipping import ClippingObserver
-from common.doctor.observers.loaders import contents
+from common.doctor.observers.contents import contents
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
 from common.doctor.record import FILE, Record, read, write

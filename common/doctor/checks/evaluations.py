@@ -1,37 +1,11 @@
-"""`Record.epochs`: each epoch of a training has an order of its own, and in an evaluation each sample counts once."""
+"""`Record.epochs`: in an evaluation each sample counts once."""
 
 from collections import Counter
-from itertools import chain, pairwise
+from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, evaluations, training_epochs
+from common.doctor.checks.by_rank import NO_NUMBERS, WITH_REPLACEMENT, across_ranks, are_numbered_alike, has_repeated
 from common.doctor.record import Epoch, Record
-
-MIN_SAMPLES = 16  # a shorter epoch may repeat an order by chance
-
-
-def check_orders(records: list[Record]) -> Answer:
-    answers = []
-    for record in records:
-        epochs = [epoch for epoch in training_epochs(record) if len(epoch.samples) >= MIN_SAMPLES]
-        for earlier, later in pairwise(epochs):
-            if earlier.loader == later.loader:
-                answers.append(_order(record.rank, earlier.samples, later.samples))
-    return overall(answers, "no two epochs of a DataLoader were seen")
-
-
-def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
-    length = min(len(earlier), len(later))
-    order = earlier[:length]
-    if order == sorted(order):
-        return NotExamined("the order is not shuffled")
-    if order != later[:length]:
-        return Right()
-    return Finding(
-        f"two epochs have the same order of {length} samples on rank {rank}",
-        "call `sampler.set_epoch(epoch)` before each epoch",
-        pitfall="set_epoch_forgotten",
-    )
 
 
 def check_evaluation_samples(records: list[Record]) -> Answer:
@@ -45,19 +19,19 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
     """
     if any(record.is_sharded for record in records):
         return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")
-    of_ranks = [evaluations(record) for record in records]
+    of_ranks = [record.evaluations for record in records]
     if len({len(epochs) for epochs in of_ranks}) > 1:
         return NotExamined("the ranks made different numbers of evaluations")
     answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        if gathers(records[0], epochs[0]):  # and so do the other ranks
+        if _gathers(records[0], epochs[0]):  # and so do the other ranks
             answers.append(NotExamined("the script gathers from all ranks, and may drop what is repeated"))
         elif all(epoch.complete for epoch in epochs):
             answers.append(_evaluation(number, epochs, of_ranks))
     return overall(answers, "no evaluation was seen whole on all ranks")
 
 
-def gathers(record: Record, evaluation: Epoch) -> bool:
+def _gathers(record: Record, evaluation: Epoch) -> bool:
     """True if the rank gathers during an evaluation, or first of all after its last batch."""
     first = evaluation.batches[0].collectives
     last = evaluation.batches[-1].collectives
@@ -67,24 +41,25 @@ def gathers(record: Record, evaluation: Epoch) -> bool:
 def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> Answer:
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
-    samples = [epoch.samples for epoch in epochs]
-    if any(len(share) > len(set(share)) for share in samples):
-        return NotExamined("the sampler draws samples with replacement")
-    if all(set(share) == set(samples[0]) for share in samples):
+    shares = [epoch.samples for epoch in epochs]
+    if any(map(has_repeated, shares)):
+        return NotExamined(WITH_REPLACEMENT)
+    if all(set(share) == set(shares[0]) for share in shares):
         return Right()
     size = epochs[0].size
-    reads = Counter(chain.from_iterable(samples))
-    repeated = sum(times > 1 for times in reads.values())
-    missing = set(range(size)) - reads.keys()
-    dropped = set(missing)
+    readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
+    repeated = sum(ranks > 1 for ranks in readers.values())
+    unread = set(range(size)) - readers.keys()
+    never_evaluated = set(unread)
     for other in chain.from_iterable(of_ranks):
-        if other.size == size and missing.issuperset(other.samples):
-            dropped.difference_update(other.samples)
+        if other.size == size and unread.issuperset(other.samples):
+            never_evaluated.difference_update(other.samples)
     last_batches = sum(epoch.batches[-1].size for epoch in epochs)
-    if not repeated and not 0 < len(dropped) <= last_batches:
+    were_dropped = 0 < len(never_evaluated) <= last_batches
+    if not repeated and not were_dropped:
         return Right()
     return Finding(
-        f"{repeated} of {size} samples are read more than once, {len(missing)} never, in evaluation {number}",
+        f"{repeated} of {size} samples are read more than once, {len(unread)} never, in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
     )

@@ -1,0 +1,40 @@
+"""`Batch.contents`: whether two ranks, or one rank in two epochs, have read the same samples under the same numbers."""
+
+from collections import Counter
+from itertools import chain
+
+from common.doctor.record import Content, Epoch
+
+SAME = 0.9  # they have if a tensor agrees at least so often
+Pairs = list[tuple[Content, Content]]  # two contents that were read under one number
+
+
+def read_twice(some: list[Epoch], others: list[Epoch]) -> Pairs:
+    """The contents of the samples that were read both in some epochs and in others."""
+    first = _contents_by_number(some)
+    second = _contents_by_number(others)
+    return [(first[number], second[number]) for number in first.keys() & second.keys()]
+
+
+def _contents_by_number(epochs: list[Epoch]) -> dict[int, Content]:
+    contents: dict[int, Content] = {}
+    for epoch in epochs:
+        for batch in epoch.batches:
+            contents.update(zip(batch.samples, batch.contents, strict=False))
+    return contents
+
+
+def are_same_samples(pairs: Pairs) -> bool:
+    """True if a tensor is equal in nearly all pairs, such as the label of an image that is augmented at each read.
+
+    In these three pairs of an image and a label, ((1, 0), (2, 0)), ((3, 0), (4, 0)) and ((5, 7), (6, 7)), the label 7
+    agrees. Pairs that begin with the most common one, 0, do not count: if 95 % have it, it agrees by chance.
+    """
+    columns = min(map(len, chain.from_iterable(pairs)))  # one for each tensor of a sample
+    for column in range(columns):
+        values = [(first[column], second[column]) for first, second in pairs]
+        most_common, _ = Counter(first for first, _ in values).most_common(1)[0]
+        agree = [first == second for first, second in values if first != most_common]
+        if agree and sum(agree) >= SAME * len(agree):
+            return True
+    return False

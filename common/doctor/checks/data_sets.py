@@ -1,0 +1,34 @@
+"""`Record.epochs`: where the ranks share out the numbers of samples, a number is the same sample on all of them.
+
+A rank reads a number in one epoch, another rank reads it in another epoch, and their contents are compared. Samples
+that are drawn anew at each read prove nothing: so a rank's own later reads are compared with its first ones too.
+"""
+
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.checks.contents import Pairs, are_same_samples, read_twice
+from common.doctor.checks.samples import MIN_SAMPLES, check_training_samples
+from common.doctor.record import Record
+
+
+def check_data_sets(records: list[Record]) -> Answer:
+    if not isinstance(check_training_samples(records), Right):
+        return NotExamined("the samples are not dealt out among the ranks by their numbers")
+    by_rank = []
+    by_one_rank: Pairs = []
+    for record in records:
+        trained = record.training_epochs
+        epochs = [epoch for epoch in trained if epoch.loader == trained[0].loader]
+        by_rank.append(epochs)
+        by_one_rank += read_twice(epochs[:1], epochs[1:])
+    first, *others = by_rank
+    by_two_ranks = [pair for epochs in others for pair in read_twice(first, epochs)]
+    if min(len(by_one_rank), len(by_two_ranks)) < MIN_SAMPLES:
+        return NotExamined("too few samples were read again, by the same rank and by another one")
+    if not are_same_samples(by_one_rank):
+        return NotExamined("the samples change with each read, or are too alike")
+    if are_same_samples(by_two_ranks):
+        return Right()
+    return Finding(
+        f"the sampler deals out numbers, but {len(by_two_ranks)} samples have other contents on another rank",
+        "make the data alike on all ranks: draw them, and any random split, with the same seed",
+    )

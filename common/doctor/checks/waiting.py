@@ -1,0 +1,67 @@
+"""`Record.epochs` and `collectives`: ranks wait for each other, because one has more batches or other collectives."""
+
+from collections import Counter
+
+from common.doctor.answers import Finding
+from common.doctor.checks.by_rank import across_ranks
+from common.doctor.record import Call, Epoch, Record
+
+WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
+
+
+def why_ranks_wait(records: list[Record], positions: str) -> Finding:
+    """The finding where no rank has an error of its own; `positions` says where each rank is."""
+    # Uneven epochs come first: they also make the collectives differ, and explain it.
+    uneven = _first_uneven([record.training_epochs for record in records])
+    if uneven:
+        text = f"{positions}; in epoch {uneven}"
+        return Finding(text, "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
+    uneven = _first_uneven([record.evaluations for record in records])
+    if uneven and any(record.is_sharded for record in records):
+        text = f"{positions}; in evaluation {uneven}"
+        advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
+        return Finding(text, advice, pitfall="uneven_evaluation")
+    own = own_calls(records)
+    if not own:
+        return Finding(positions, WHAT_TO_SEE)
+    alone = [f"rank {rank} alone has called {call.name} in {call.line}" for rank, call in own.items()]
+    text = f"{positions}; {', '.join(alone)}"
+    if len(own) == 1:
+        return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
+    return Finding(text, WHAT_TO_SEE)
+
+
+def _first_uneven(of_ranks: list[list[Epoch]]) -> str:
+    """The first epoch that has ended on one rank only, such as "0 rank 0 has 9 batches, …"; empty if there is none."""
+    for number, epochs in enumerate(across_ranks(of_ranks)):
+        batches = [len(epoch.batches) for epoch in epochs]
+        shortest = epochs[batches.index(min(batches))]
+        if shortest.complete and max(batches) > min(batches):
+            counts = [f"rank {rank} has {count} batches" for rank, count in enumerate(batches)]
+            return f"{number} {', '.join(counts)}"
+    return ""
+
+
+def own_calls(records: list[Record]) -> dict[int, Call]:
+    """For each rank that has called a collective in a line where no other rank has called it: the first such call.
+
+    Row n has call n of each rank. It has been answered if every rank has made call n + 1:
+
+        row    rank 0                  rank 1
+        1      broadcast in t.py:1     broadcast in t.py:2    answered: these are the branches of an `if`
+        2      all_reduce in t.py:3    barrier in t.py:4      not answered: the all_reduce is rank 0's own call
+        3      barrier in t.py:4
+    """
+    answered = across_ranks(record.collectives for record in records)[:-1]  # in the last row a rank may wait
+    callers = Counter(call for record in records for call in set(record.collectives))  # how many ranks made it
+    branches: set[Call] = set()
+    for calls in answered:
+        has_one_name = len({call.name for call in calls}) == 1
+        if has_one_name and all(callers[call] < len(records) for call in calls):
+            branches.update(calls)
+    own: dict[int, Call] = {}
+    for record in records:
+        for call in record.collectives:
+            if callers[call] == 1 and call not in branches:
+                own.setdefault(record.rank, call)
+    return own

@@ -1,0 +1,61 @@
+"""Tensors of a network: the identities of its parameters, how ranks share them out, and some of their numbers."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from common.doctor.record import Tensors
+
+VALUES_PER_TENSOR = 512  # so many are noted, spread over the tensor
+
+
+def identities(module: nn.Module) -> dict[str, tuple]:
+    """The id, device and dtype of each parameter that DDP averages, which must not change."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            found[name] = (id(parameter), str(parameter.device), str(parameter.dtype))
+    return found
+
+
+def is_part(name: str, parameter: nn.Parameter) -> bool:
+    """True if this rank holds a part of the parameter only, as FSDP2 and FSDP1 leave it."""
+    return isinstance(parameter, DTensor) or "_flat_param" in name
+
+
+def is_split(module: nn.Module) -> bool:
+    """True if DTensors lie on another mesh than one line of all ranks, or if fully_shard has not made them.
+
+    Only fully_shard on such a line is known to let each rank compute whole samples of its own.
+    """
+    meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
+    is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
+    return any(not is_fully_sharded or mesh.shape != (dist.get_world_size(),) for mesh in meshes)
+
+
+def _some_numbers(tensor: Tensor) -> Tensor:
+    values = tensor.detach().reshape(-1)
+    stride = max(1, values.numel() // VALUES_PER_TENSOR)
+    return values[::stride][:VALUES_PER_TENSOR].to("cpu", torch.float64, copy=True)
+
+
+def some_weights(module: nn.Module) -> Tensors:
+    """Numbers of each parameter that is whole on every rank."""
+    samples = {}
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.numel() and not is_part(name, parameter):
+            samples[name] = _some_numbers(parameter)
+    return samples
+
+
+def some_statistics(module: nn.Module) -> Tensors:
+    """Numbers of the running means and variances of each BatchNorm."""
+    found = {}
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm) and part.running_mean is not None:
+            found[f"{name}.running_mean"] = _some_numbers(part.running_mean)
+            found[f"{name}.running_var"] = _some_numbers(part.running_var)
+    return found

@@ -1,0 +1,221 @@
+"""Changes to `patient.py`: one mistake each, what only looks like one, and ends that nobody wants."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+HEALTHY = Path(__file__).with_name("patient.py")
+
+
+class Ailment(NamedTuple):
+    """Lines of the healthy script, what stands in their place, and what the doctor's report says of it."""
+
+    changes: dict[str, str]
+    topic: str | None = None  # that of the first finding; None if there is none
+    pitfall: str | None = None  # the one that this finding names
+    said: str = ""  # a part of the report
+
+
+def write(folder: Path, changes: dict[str, str]) -> Path:
+    """The script with these changes, as a file in `folder`."""
+    text = HEALTHY.read_text().replace(MAIN, HELPERS + MAIN)
+    for old, new in changes.items():
+        assert text.count(old) == 1, f"{text.count(old)} times in the healthy script: {old}"
+        text = text.replace(old, new)
+    script = folder / "train.py"
+    script.write_text(text)
+    return script
+
+
+# Lines of the healthy script that are changed in several ways.
+TRAIN_SET = "Circles(256, seed=1, jitter=0.01)"
+SAMPLER = "sampler = DistributedSampler(train_set, shuffle=True, seed=SEED)"
+SET_EPOCH = "        sampler.set_epoch(epoch)\n"
+LOADER = "DataLoader(train_set, BATCH_SIZE, sampler=sampler)"
+NET = "net = Net()\n"
+WRAP = "model = DDP(net)"
+OPTIMIZER = "opt = optim.Adam(net.parameters(), lr=LR)"
+FORWARD = 'criterion(model(batch["x"]), batch["y"])'
+STEP = "            opt.step()\n"
+SCHEDULE = "            sched.step()\n"
+MAIN = "def main(out):\n"
+
+# What changed lines call. It stands in each changed script.
+HELPERS = """from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import IterableDataset
+
+
+class Stream(IterableDataset):
+    def __init__(self, samples, numbers):
+        self.samples = samples
+        self.numbers = numbers
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __iter__(self):
+        return (self.samples[i] for i in self.numbers)
+
+
+def joined(model, loader):
+    with Join([model]):
+        yield from loader
+
+
+"""
+# Without it an evaluation would leave whole parameters, and saving, on one rank, would part them on this rank alone.
+SHARD = """fully_shard(net, mesh=init_device_mesh("cpu", (world,)), reshard_after_forward=True)
+    model = net"""
+UNEVEN = {TRAIN_SET: "Circles(257, seed=1)", SAMPLER: "sampler = range(rank, len(train_set), world)", SET_EPOCH: ""}
+# Uneven inputs under Join, two optimizers and a moving average.
+UNUSUAL = UNEVEN | {
+    "for batch in train_loader": "for batch in joined(model, train_loader)",
+    OPTIMIZER: """of_head = optim.SGD(net.head.parameters(), lr=10 * LR)
+    opt = optim.Adam(net.body.parameters(), lr=LR)""",
+    "opt.zero_grad()": "net.zero_grad()",
+    STEP: f"{STEP}            of_head.step()\n",
+    SCHEDULE: "",
+    "net.state_dict()": "AveragedModel(net).state_dict()",
+}
+
+MISTAKES = {
+    "no wrapper": Ailment(
+        UNEVEN | {WRAP: "model = net", SCHEDULE: ""},
+        "weights",
+        "forward_through_module",
+    ),
+    "converted after wrapping": Ailment({WRAP: f"{WRAP}.to(torch.float64)"}, "weights", "moved_after_wrapping"),
+    "head replaced after the optimizer": Ailment(
+        {
+            WRAP: f"old = list(net.parameters())\n    net.head = nn.Linear(16, 2)\n    {WRAP}",
+            "(net.parameters(), lr": "(old, lr",
+        },
+        "parameters of the optimizer",
+        "replaced_parameters",
+    ),
+    "optimizer made before sharding": Ailment(
+        {WRAP: f"old = list(net.parameters())\n    {SHARD}", "(net.parameters(), lr": "(old, lr"},
+        "parameters of the optimizer",
+        "optimizer_made_first",
+    ),
+    "schedule on rank 0": Ailment(
+        UNUSUAL | {SCHEDULE: f"            if rank == 0:\n    {SCHEDULE}"},
+        "learning rates",
+        "schedule_on_rank_0",
+    ),
+    "schedule too fast": Ailment(
+        {SCHEDULE: 2 * SCHEDULE},
+        "schedule",
+        "schedule_too_fast",
+        "the learning rate is 0 in the last 7 of 16 steps",
+    ),
+    "accumulation off by one": Ailment(
+        {
+            "for batch in train_loader": "for number, batch in enumerate(train_loader)",
+            "            opt.zero_grad()\n": "",
+            STEP: f"            if number % 3 == 0:\n    {STEP}                opt.zero_grad()\n",
+        },
+        "accumulation",
+        "accumulation_off_by_one",
+        "the steps are of 1, 3, 3, … micro-batches",
+    ),
+    "clipped while scaled": Ailment(
+        {
+            OPTIMIZER: f'{OPTIMIZER}\n    scaler = torch.amp.GradScaler("cuda")',
+            "loss.backward()": "scaler.scale(loss).backward()",
+            STEP: "            scaler.step(opt)\n            scaler.update()\n",
+        },
+        "clipping",
+        None,
+        "16 of 16 times gradients were clipped",
+    ),
+    "no sampler": Ailment(
+        {LOADER: "DataLoader(train_set, BATCH_SIZE, shuffle=True)"}, "training samples", "different_orders"
+    ),
+    "set_epoch forgotten": Ailment({SET_EPOCH: ""}, "order of the epochs", "set_epoch_forgotten"),
+    "same dropout": Ailment(
+        {"seed_everything(SEED + rank)": "seed_everything(SEED)"},
+        "random numbers",
+        "same_random_numbers",
+        "the first 16 forwards in training drew the same",
+    ),
+    "same augmentation": Ailment(
+        {"seed_everything(SEED + rank)": "torch.manual_seed(SEED + rank)"},
+        "random numbers",
+        "same_random_numbers",
+        "batches drew the same numbers",
+    ),
+    "stream read whole on each rank": Ailment(
+        {
+            TRAIN_SET: "Circles(256, seed=1)",
+            LOADER: "DataLoader(Stream(train_set, range(256)), BATCH_SIZE)",
+            FORWARD: 'criterion(model(x=batch["x"]), batch["y"])',
+        },
+        "training samples",
+        None,
+        "the same 256 samples in the same order",
+    ),
+    "padded evaluation": Ailment(
+        {
+            # It is evaluated without gradients, but in training mode.
+            NET: f"{NET}    net.train = lambda mode=True: net\n",
+            "sampler=range(rank, len(valid_set), world)": "sampler=DistributedSampler(valid_set)",
+        },
+        "evaluation samples",
+        "padded_evaluation",
+    ),
+    "statistics of each rank": Ailment(
+        {NET: f"{NET}    net.body[1] = nn.BatchNorm1d(16)\n"}, "BatchNorm's statistics", "batchnorm_statistics"
+    ),
+    "every rank saves": Ailment({"    torch.save(": "torch.save("}, "files", "every_rank_saves"),
+    "prefixed keys": Ailment({"net.state_dict()": "model.state_dict()"}, "saved keys", "prefixed_keys"),
+    "data drawn anew on each rank": Ailment(
+        {TRAIN_SET: "Circles(256, seed=1 + rank, jitter=0.01)"},
+        "data sets",
+        None,
+        "have other contents on another rank",
+    ),
+}
+# What looks like a mistake and is none.
+HARMLESS = {
+    "stream shared out": Ailment(
+        {
+            LOADER: "DataLoader(Stream(train_set, range(rank, 256, world)), BATCH_SIZE)",
+        },
+        said="the samples have no numbers",
+    ),
+    "batches cut by the script": Ailment(
+        {
+            LOADER: "DataLoader(train_set, BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(1))",
+            FORWARD: 'criterion(model(x=batch["x"][rank::world]), batch["y"][rank::world])',
+        },
+        said="the script may train it on a part of each batch",
+    ),
+    "unusual": Ailment(UNUSUAL, said="Healthy: nothing found"),
+}
+# What ends badly, or never.
+THE_END = "end of the script"
+ENDS = {
+    "collective on rank 0": Ailment(
+        {"dist.all_reduce(running)": "if rank == 0:\n            dist.all_reduce(running)"},
+        THE_END,
+        "collective_on_rank_0",
+        "rank 0 alone has called all_reduce in train.py:",
+    ),
+    "uneven inputs": Ailment(UNEVEN, THE_END, "uneven_inputs", "in epoch 0 rank 0 has 9 batches, rank 1 has 8 batches"),
+    "uneven evaluation": Ailment(
+        {WRAP: SHARD, "valid_set, BATCH_SIZE": "valid_set, 10"},
+        THE_END,
+        "uneven_evaluation",
+        "in evaluation 0 rank 0 has 6 batches, rank 1 has 5 batches",
+    ),
+    "unused parameter": Ailment(
+        {NET: f"{NET}    net.spare = nn.Linear(16, 2)\n"},
+        THE_END,
+        "unused_parameter",
+        "gradients of parameters that the forward does not use",
+    ),
+    "rank that leaves its loop": Ailment({"range(EPOCHS)": "range(EPOCHS - rank)"}, THE_END, None, "rank 1 has ended"),
+}
