@@ -15,12 +15,12 @@ from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory
 from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.fused_attention import fused_attention
 from benchmarks.your_network.memory import largest_batch
 from benchmarks.your_network.settings import Setting
 from benchmarks.your_network.strategies import PARALLEL_STRATEGIES, ZERO_3, fake_group, wrap
 from benchmarks.your_network.units import checkpoint_units, units
 from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, load
-from benchmarks.your_network.without_computing import fused_attention
 from common.errors import UserError
 from common.memory import track_memory
 from common.process_group import process_group
