@@ -73,12 +73,9 @@ def main(argv: list[str] | None = None) -> None:
         began = machine.run_metadata()
         try:
             content = SUITES[suite](measure_options)
-        except CannotMeasure as reason:
+        except (CannotMeasure, RankFailed) as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
-            continue
-        except RankFailed as failure:
-            print(f"{suite} is not measured: {failure}", flush=True)
-            has_failed = True
+            has_failed = has_failed or isinstance(reason, RankFailed)
             continue
         ended = machine.run_metadata()
         record = {"suite": suite, "machine": hardware, "began": began, "ended": ended, **content}

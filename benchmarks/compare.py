@@ -8,9 +8,8 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,38 +99,39 @@ def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Set
     )
 
 
-def new_report(settings: Settings) -> dict:
-    """The report of a comparison that begins now. `run_parts` fills in the results."""
-    return {
-        "machine": machine.hardware_and_versions(),
-        "began": machine.run_metadata(),
-        "world_size": settings.world_size,
-        "cores_per_device": throughput.cores_of_a_device(settings.world_size),
-        "global_batch_size": settings.batch_sizes[0],
-        "steps": settings.steps,
-        "proof_steps": PROOF_STEPS,
-        "levels": {level: {} for level in ladder.LEVELS},
-        "sharded": {script: {} for script in ladder.SHARDED},
-        "throughput": [],
-        "memory": [],
-    }
+@dataclass
+class Report:
+    """What a comparison has found so far; `benchmarks.report` says what lies in each field."""
+
+    machine: dict
+    began: dict
+    world_size: int
+    cores_per_device: int | None
+    global_batch_size: int
+    steps: int
+    proof_steps: int = PROOF_STEPS
+    levels: dict[str, dict] = field(default_factory=lambda: {level: {} for level in ladder.LEVELS})
+    sharded: dict[str, dict] = field(default_factory=lambda: {script: {} for script in ladder.SHARDED})
+    throughput: list[dict] = field(default_factory=list)
+    memory: list[dict] = field(default_factory=list)
 
 
-def run_parts(settings: Settings, report: dict, show_part: Callable[[str], None]) -> None:
+def run_parts(settings: Settings, report: Report, show_part: Callable[[str], None]) -> None:
     """Run every part after its name is shown, and put its results into `report`. Raises RankFailed if a rank fails."""
-    levels = report["levels"]
     # Each level trains as its user would train it, and evaluates the whole test set.
-    for level, result in levels.items():
+    for level, result in report.levels.items():
         show_part(f"training {level}")
         result["run"] = train(level, settings)
     # No verdict depends on the speeds; tables and pictures show them.
     for size in settings.batch_sizes:
         show_part(f"timing all levels in turn, batch {size}")
-        report["throughput"].append(time_in_turns(size, settings))
+        rows = throughput.configurations([settings.world_size], size)
+        options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
+        report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
     # For the verdict IN STEP: every script ends at level 00's weights.
-    scripts = [*levels.items(), *report["sharded"].items()]
+    scripts = report.levels | report.sharded
     weights: dict[str, dict[str, Tensor]] = {}
-    for script, result in scripts:
+    for script, result in scripts.items():
         show_part(f"weights of {script}")
         weights[script] = train_exactly(script, settings)
         result["max_weight_difference"] = max_weight_difference(weights[script], weights[BASELINE])
@@ -139,29 +139,22 @@ def run_parts(settings: Settings, report: dict, show_part: Callable[[str], None]
     # For the verdict EXACT: ranks count each test sample once, also where they cannot share the samples evenly.
     for level in (BASELINE, *ladder.DISTRIBUTED):
         show_part(f"evaluation of {level}")
-        levels[level].update(evaluate(level, settings))
+        report.levels[level] |= evaluate(level, settings)
     # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
-    for script, result in scripts:
+    for script, result in scripts.items():
         show_part(f"memory of {script}")
         result["simulated_peak_memory"] = simulate_memory(script, settings)
     networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
     wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
     for devices in memory.DEVICES:
         show_part(f"memory on {devices} devices")
-        report["memory"] += [asdict(row) for row in memory.rows_on(devices, networks, wrappers)]
+        report.memory += [asdict(row) for row in memory.rows_on(devices, networks, wrappers)]
 
 
 def train(level: str, settings: Settings) -> dict:
     """The result of a training for a number of steps, and of the whole test set after it."""
     flags = [*flags_of(level, settings.batch_sizes[0], settings), "--max-steps", str(settings.steps)]
     return train_on_ranks(level, flags, level_runs.processes_of(level, settings.world_size))
-
-
-def time_in_turns(size: int, settings: Settings) -> dict:
-    """The group of all levels' images per second at a global batch, each worker on a device of its own."""
-    rows = throughput.configurations([settings.world_size], size)
-    options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
-    return throughput.measure_in_turns(f"global batch {size}", rows, options)
 
 
 def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
@@ -209,42 +202,42 @@ def train_on_ranks(script: str, flags: list[str], processes: int) -> dict:
     return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 
-@contextmanager
-def kept_on_failure(report: dict, path: Path) -> Iterator[None]:
-    """A block that writes the results so far to `path` if it fails: with --full they took up to an hour."""
-    try:
-        yield
-    except BaseException:
-        records.write_json(path, report)
-        print(f"The results of the parts before: {path}", file=sys.stderr)
-        raise
-
-
 def main() -> None:
     options = parse_options()
     records.check_writable(options.out, "--out")
     dataset = provide(options)  # once: each of the trainings would try the download again
     settings = choose_settings(options, dataset, torch.cuda.device_count())
-    report = new_report(settings)
-    machine.warn_if_busy(report["began"]["load"], available_cores())
+    report = Report(
+        machine=machine.hardware_and_versions(),
+        began=machine.run_metadata(),
+        world_size=settings.world_size,
+        cores_per_device=throughput.cores_of_a_device(settings.world_size),
+        global_batch_size=settings.batch_sizes[0],
+        steps=settings.steps,
+    )
+    machine.warn_if_busy(report.began["load"], available_cores())
     incomplete = options.out / INCOMPLETE
     # disable=None: silent where stderr is not a terminal.
     progress = tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79)
     try:
-        with kept_on_failure(report, incomplete), progress:
+        with progress:
             run_parts(settings, report, progress.set_description_str)
-    except RankFailed as failure:
-        sys.exit(f"FAILED: {progress.desc}: {failure}")
-    except KeyboardInterrupt:
-        print(f"INTERRUPTED: {progress.desc}", file=sys.stderr)
-        sys.exit(130)
+    except BaseException as error:  # with --full the parts before took up to an hour, so they are kept
+        records.write_json(incomplete, asdict(report))
+        print(f"The results of the parts before: {incomplete}", file=sys.stderr)
+        if isinstance(error, RankFailed):
+            sys.exit(f"FAILED: {progress.desc}: {error}")
+        if isinstance(error, KeyboardInterrupt):
+            print(f"INTERRUPTED: {progress.desc}", file=sys.stderr)
+            sys.exit(130)
+        raise
     incomplete.unlink(missing_ok=True)  # it belongs to a comparison before
-    report["ended"] = machine.run_metadata()
-    records.write_json(options.out / f"{COMPARISON}.json", report)
-    print(summary(report))
-    written = [f"{COMPARISON}.json", *draw(COMPARISON, report, options.out)]
+    record = asdict(report) | {"ended": machine.run_metadata()}
+    records.write_json(options.out / f"{COMPARISON}.json", record)
+    print(summary(record))
+    written = [f"{COMPARISON}.json", *draw(COMPARISON, record, options.out)]
     print(wrapped(f"Written to {options.out}: {', '.join(written)}"))
-    are_kept = all(verdict.kept for verdict in verdicts(report))
+    are_kept = all(verdict.kept for verdict in verdicts(record))
     sys.exit(0 if are_kept else 1)
 
 

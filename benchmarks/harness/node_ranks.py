@@ -1,11 +1,11 @@
-"""Ranks on two nodes: two ranks of `common.processes`, each of which works in one of two network namespaces."""
+"""Ranks on two nodes: ranks of `common.processes`, each of which works in one of two network namespaces."""
 
 import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, check_two_nodes, two_nodes
 from common.cores import available_cores, device_cores
@@ -22,22 +22,19 @@ VARIABLES = {
 }
 
 
-class NodeRanks:
-    """The two ranks, seen from the process that gives them jobs; `nodes` has the cable between them."""
+class NodeRanks(NamedTuple):
+    """The ranks on `nodes`, seen from the process that gives them jobs; `pools` has them by world size."""
 
-    def __init__(self, nodes: Nodes, ranks: Ranks) -> None:
-        self.nodes = nodes
-        self._ranks = ranks
+    nodes: Nodes
+    pools: dict[int, Ranks]
 
     def run(self, function: Callable, *args: Any, world_size: int = 2, timeout: float) -> list:
         """The results of `function(*args)` on the first `world_size` nodes. With `world_size=1` node 1 is idle.
 
         It raises as `common.processes.Ranks.run` does.
         """
-        names = self.nodes.names[:world_size]
-        variables = VARIABLES | {"WORLD_SIZE": str(world_size)}
-        results = self._ranks.run(run_on_node, names, function, *args, timeout=timeout, environment=variables)
-        return results[:world_size]
+        pool = self.pools[world_size]
+        return pool.run(run_on_node, self.nodes.names, function, *args, timeout=timeout, environment=VARIABLES)
 
 
 @contextmanager
@@ -45,18 +42,18 @@ def node_ranks() -> Iterator[NodeRanks]:
     """Two nodes with a rank on each. CannotMeasure is raised where there can be no nodes."""
     check_two_nodes()
     with two_nodes() as nodes:
-        ranks = Ranks(2, on_cpu=True)
+        # Not those of `common.processes.ranks`, because a rank stays on its node after a job.
+        pools = {world_size: Ranks(world_size, on_cpu=True) for world_size in (1, 2)}
         try:
-            yield NodeRanks(nodes, ranks)
+            yield NodeRanks(nodes, pools)
         finally:
-            ranks.stop()
+            for pool in pools.values():
+                pool.stop()
 
 
-def run_on_node(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
-    """The job of a rank: `function(*args)` on the node of its number in `names`; nothing if there is none."""
+def run_on_node(names: tuple[str, str], function: Callable, *args: Any) -> Any:
+    """The job of a rank: it moves to its node, which is named in `names`, and returns `function(*args)`."""
     rank = int(os.environ["RANK"])
-    if rank >= len(names):
-        return None
     # Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.
     with (NAMESPACES / names[rank]).open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness import paired
-from benchmarks.harness.paired import Samples, Summary, summarise
+from benchmarks.harness.paired import Samples, summarise
 from common.errors import fail
 from common.files import write_atomically
 
@@ -65,26 +65,32 @@ def group(
     """
     rows = {}
     for row, values in samples.items():
-        summary = summarise(values)
-        measured = {"noisy": summary.noisy, "samples": [rounded(value) for value in values]}
         facts_of_row = facts[row] if facts else {}
-        rows[row] = facts_of_row | _rounded_summary(summary) | measured
+        rows[row] = {
+            **facts_of_row,
+            **summary_of(values),
+            "noisy": summarise(values).noisy,
+            "samples": [rounded(value) for value in values],
+        }
     compared = []
     for pair in pairs:
         compare = paired.ratios if pair.kind == "ratio" else paired.differences
         by_round = compare(samples[pair.of], samples[pair.to])
         interval = paired.interval_of_median(by_round)
-        confidence_interval = {
+        result = {
+            **pair._asdict(),
+            **summary_of(by_round),
             "interval": [rounded(interval.low), rounded(interval.high)],
             "confidence": rounded(interval.confidence),
         }
-        compared.append(pair._asdict() | _rounded_summary(summarise(by_round)) | confidence_interval)
+        compared.append(result)
     rounds = len(next(iter(samples.values())))
     return {"group": title, "unit": unit, "rounds": rounds, "rows": rows, "pairs": compared}
 
 
-def _rounded_summary(summary: Summary) -> dict:
-    return {name: rounded(value) for name, value in summary._asdict().items()}
+def summary_of(samples: list[float]) -> dict[str, float]:
+    """The rounded `Summary` of some samples."""
+    return {name: rounded(value) for name, value in summarise(samples)._asdict().items()}
 
 
 def totals(devices: list[dict[str, int]]) -> list[int]:

@@ -55,7 +55,9 @@ def diff(before: str, after: str, with_old: bool = True) -> str:
     lines = []
     for kind, start, end, other_start, other_end in changes:
         if kind == "equal":
-            lines += _shared(theirs[other_start:other_end])
+            # All of up to three shared lines, of more the first and the last.
+            shared = _marked("  ", theirs[other_start:other_end])
+            lines += shared if len(shared) <= 3 else [shared[0], "  …", shared[-1]]
             continue
         if with_old:
             lines += _marked("- ", ours[start:end])
@@ -65,12 +67,6 @@ def diff(before: str, after: str, with_old: bool = True) -> str:
 
 def _marked(sign: str, lines: list[str]) -> list[str]:
     return [sign + line for line in lines if line.strip() and not line.startswith(("import ", "from "))]
-
-
-def _shared(lines: list[str]) -> list[str]:
-    """The lines between two changes: all of up to three, of more the first and the last."""
-    shared = _marked("  ", lines)
-    return shared if len(shared) <= 3 else [shared[0], "  …", shared[-1]]
 
 
 def mistakes(level: str) -> str:

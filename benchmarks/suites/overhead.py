@@ -23,7 +23,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -176,45 +175,41 @@ def by_trainer(library: str) -> float:
     return median_step(ends)
 
 
-class Contestant(NamedTuple):
-    """A loop of STEPS steps, raw or of a library.
-
-    Attributes:
-        run: returns the seconds of its median step.
-        baseline: the raw loop that does the same work; None for a raw loop.
-        peers: the libraries that have to be installed for it.
-    """
-
-    run: Callable[[], float]
-    baseline: str | None = None
-    peers: tuple[str, ...] = ()
-
-
-CONTESTANTS = {
-    RAW: Contestant(raw_loop),
-    "common.accelerator": Contestant(partial(by_accelerator, "common.accelerator"), RAW),
-    "common.accelerator, accumulate()": Contestant(partial(by_accelerator, "common.accelerator", accumulate=True), RAW),
-    "accelerate": Contestant(partial(by_accelerator, "accelerate"), RAW, ("accelerate",)),
-    "accelerate, accumulate()": Contestant(
-        partial(by_accelerator, "accelerate", accumulate=True), RAW, ("accelerate",)
-    ),
-    "lightning.fabric": Contestant(by_fabric, RAW, ("lightning",)),
-    RAW_LIKE_TRAINER: Contestant(raw_loop_like_trainer),
-    "common.trainer": Contestant(partial(by_trainer, "common.trainer"), RAW_LIKE_TRAINER),
-    "transformers.Trainer": Contestant(
-        partial(by_trainer, "transformers"), RAW_LIKE_TRAINER, ("transformers", "accelerate")
-    ),
+# Each raw loop, and the loops by libraries that do the same work.
+LOOPS: dict[str, dict[str, Callable[[], float]]] = {
+    RAW: {
+        RAW: raw_loop,
+        "common.accelerator": partial(by_accelerator, "common.accelerator"),
+        "common.accelerator, accumulate()": partial(by_accelerator, "common.accelerator", accumulate=True),
+        "accelerate": partial(by_accelerator, "accelerate"),
+        "accelerate, accumulate()": partial(by_accelerator, "accelerate", accumulate=True),
+        "lightning.fabric": by_fabric,
+    },
+    RAW_LIKE_TRAINER: {
+        RAW_LIKE_TRAINER: raw_loop_like_trainer,
+        "common.trainer": partial(by_trainer, "common.trainer"),
+        "transformers.Trainer": partial(by_trainer, "transformers"),
+    },
 }
 
 
 def measure(options: MeasureOptions) -> dict:
-    """One group, of all contestants, with what each abstraction adds to the raw loop that does the same work."""
+    """One group, of all loops, with what each library adds to the raw loop that does the same work."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     missing = [name for name in PEERS if not importlib.util.find_spec(name)]
     if missing:
         print(f"not measured: {', '.join(missing)}, not installed (pip install -e '.[peers]')", flush=True)
-    rows = {name: row for name, row in CONTESTANTS.items() if not set(missing) & set(row.peers)}
-    seconds = take_turns({name: row.run for name, row in rows.items()}, range(options.rounds))
+    if "accelerate" in missing:
+        missing.append("transformers")  # its Trainer needs accelerate
+    contestants = {}
+    pairs = []
+    for raw, loops in LOOPS.items():
+        for name, loop in loops.items():
+            if name.startswith(tuple(missing)):
+                continue
+            contestants[name] = loop
+            if name != raw:
+                pairs.append(Pair(name, raw, "difference"))
+    seconds = take_turns(contestants, range(options.rounds))
     samples = {name: [1e6 * value for value in values] for name, values in seconds.items()}
-    pairs = [Pair(name, row.baseline, "difference") for name, row in rows.items() if row.baseline]
     return {"groups": [records.group("overhead per step", "µs", samples, pairs=pairs)]}

@@ -150,8 +150,13 @@ def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOpti
     for row in rows:
         samples[row.name] = [result["images_per_sec"] for result in results[row.name]]
         last = results[row.name][-1]
-        setting = {key: last[key] for key in ("device", "backend", "dataset")}
-        facts[row.name] = asdict(row) | {"steps": steps.counted} | setting
+        facts[row.name] = {
+            **asdict(row),
+            "steps": steps.counted,
+            "device": last["device"],
+            "backend": last["backend"],
+            "dataset": last["dataset"],
+        }
     pairs = [Pair(row.name, BASELINE, "ratio") for row in rows if row.name != BASELINE]
     for row in rows:
         if row.level in ladder.DISTRIBUTED and row.level != RAW_DDP:

@@ -5,7 +5,7 @@
     python -m benchmarks.your_network predict torchvision:resnet50 --gpu h100 --network 8x400g
     python -m benchmarks.your_network measure torchvision:resnet18 --input 3x64x64 --batch 32 --devices 1 2
 
-benchmarks/your_network/user_network.py says which functions my_file.py may have beside `build`.
+benchmarks/your_network/spec.py says which functions my_file.py may have beside `build`.
 """
 
 import argparse

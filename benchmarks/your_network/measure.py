@@ -25,7 +25,7 @@ from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import milliseconds
 from benchmarks.your_network.settings import Setting, check_batch, settings_on
-from benchmarks.your_network.user_network import load
+from benchmarks.your_network.spec import load
 from common.cores import available_cores, confine_to_device, threads_per_worker
 from common.errors import fail
 from common.process_group import process_group

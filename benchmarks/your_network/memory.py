@@ -21,7 +21,8 @@ from benchmarks.your_network import strategies
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.formats import mib
 from benchmarks.your_network.settings import Setting, check_batch, settings_on
-from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, load
+from benchmarks.your_network.spec import load
+from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork
 from benchmarks.your_network.without_computing import without_computing
 from common.memory import MemoryTracker, label
 
@@ -32,11 +33,15 @@ TERMINAL_COLUMNS = 80
 # The first six stand for common.memory.CATEGORIES, in their order.
 HEADS = ("params", "grads", "optim.", "acts.", "comm.", "temp.", "peak", "least", "fits")
 LEGEND = """
-MiB at the peak of a step, with DataParallel on the device that needs most, else
-on rank 0. acts.: activations, which forward keeps for backward. comm.: DDP's
-buckets, DataParallel's copies, messages. temp.: what an operation needs for a
-moment. least: the peak of the device that needs least; –: only rank 0 is known.
-fits: the largest global batch for these devices, known to an eighth; –: none.
+The first seven columns are MiB of one device at its peak in a step: of rank 0
+or, with DataParallel, of the device that needs most.
+
+params  parameters       acts.  activations, which forward keeps for backward
+grads   gradients        comm.  DDP's buckets, DataParallel's copies, messages
+optim.  optimizer state  temp.  what an operation needs for a moment
+peak    the sum of these six
+least   MiB of the device that needs least, at its peak; –: only rank 0 is known
+fits    the largest global batch for these devices, to an eighth; –: none
 
 Not counted: the CUDA context (some 0.5 GiB), workspaces of cuBLAS and cuDNN,
 NCCL's buffers, fragmentation. torch's DataParallel may need more than is shown:
@@ -55,14 +60,13 @@ class MemoryRow:
 
     Attributes:
         peaks: those of a step with the global batch that was asked for.
-        largest_batch: the largest global batch that fits; 0 if none does, or if the search for it failed.
-        search_failure: the failure of a larger batch in this search, such as one that the user's file cannot make.
+        fits: the largest global batch that fits, 0 if none does; or the failure of a batch in this search, such as one
+            that the user's file cannot make.
     """
 
     setting: Setting
     peaks: Peaks
-    largest_batch: int
-    search_failure: StepFailed | None = None
+    fits: int | StepFailed
 
 
 def answer(options: argparse.Namespace) -> list[MemoryRow]:
@@ -76,7 +80,7 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
     network = replace(network, autocast=PRECISIONS[options.precision], checkpointing=options.checkpointing)
     asked_for = f"global batch {options.batch}, mixed precision: {options.precision}, devices of {options.gib} GiB"
     print(f"{network.title}, {asked_for}\n")
-    print(in_columns("on devices", HEADS), flush=True)
+    print(in_columns("strategy, devices", HEADS), flush=True)
     rows = []
     for setting in settings_on(options.devices, strategies.PARALLEL_STRATEGIES):
         try:
@@ -103,8 +107,8 @@ def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Me
         try:
             largest = largest_batch(lambda samples: max(totals(training.peaks_of_step(samples))), limit)
         except StepFailed as failure:
-            return MemoryRow(setting, peaks, largest_batch=0, search_failure=failure)
-    return MemoryRow(setting, peaks, setting.devices * largest)
+            return MemoryRow(setting, peaks, fits=failure)
+    return MemoryRow(setting, peaks, fits=setting.devices * largest)
 
 
 def largest_batch(bytes_of: Callable[[int], int], limit: int) -> int:
@@ -150,18 +154,14 @@ class Training:
             label(parameter, "parameters")
         self.optimizer = strategies.make_optimizer(network, self.model, setting.strategy)
 
-    def step(self, samples: int) -> None:
-        """Take a step of so many samples on each device."""
+    def peaks_of_step(self, samples: int) -> Peaks:
+        """Take a step of so many samples on each device, and return the bytes at its peaks."""
+        self.tracker.reset_peaks()
         if self.setting.strategy == DATA_PARALLEL:
             samples *= self.setting.devices  # one process has the inputs of all devices, and cuts them
         # The loop of a training holds the batch until the next one: it lies on the device during backward too.
         batch = self.network.make_batch(samples)
         self.network.take_step(self.model, self.optimizer, batch)
-
-    def peaks_of_step(self, samples: int) -> Peaks:
-        """Take a step of so many samples on each device, and return the bytes at its peaks."""
-        self.tracker.reset_peaks()
-        self.step(samples)
         return list(self.tracker.peaks().values())
 
 
@@ -171,21 +171,21 @@ def simulated_training(network: UserNetwork, setting: Setting) -> Iterator[Train
     with strategies.fake_group(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
         training = Training(network, setting, mesh, tracker)
         for _ in range(WARM_UP_STEPS):
-            training.step(SMALLEST_BATCH)
+            training.peaks_of_step(SMALLEST_BATCH)
         yield training
 
 
 def print_row(row: MemoryRow) -> None:
-    """Print MiB of the fullest device by category, and of the emptiest, and the batch that fits, in one line."""
+    """Print one line of the columns in HEADS, and below it why the search for the largest batch has failed, if so."""
     sums = totals(row.peaks)
     fullest = row.peaks[sums.index(max(sums))]
-    one_stands_for_all = len(sums) < row.setting.devices
-    least = "–" if one_stands_for_all else mib(min(sums))
-    fits = "?" if row.search_failure else str(row.largest_batch or "–")
+    only_rank_0_is_known = len(sums) < row.setting.devices
+    least = "–" if only_rank_0_is_known else mib(min(sums))
+    fits = "?" if isinstance(row.fits, StepFailed) else str(row.fits or "–")
     cells = [*map(mib, fullest.values()), mib(max(sums)), least, fits]
     print(in_columns(row.setting.name, cells), flush=True)
-    if row.search_failure:
-        print_failure(f"?: {row.search_failure}")
+    if isinstance(row.fits, StepFailed):
+        print_failure(f"?: {row.fits}")
 
 
 def print_failure(text: str) -> None:

@@ -4,10 +4,10 @@ import argparse
 from dataclasses import dataclass, replace
 
 from benchmarks.your_network import presets, scaling
-from benchmarks.your_network.count import count
+from benchmarks.your_network.count import NetworkCosts, count
 from benchmarks.your_network.formats import milliseconds, short
-from benchmarks.your_network.scaling import NetworkCosts, Setup
-from benchmarks.your_network.user_network import load
+from benchmarks.your_network.scaling import Setup
+from benchmarks.your_network.spec import load
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LEGEND = f"""
@@ -32,7 +32,10 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
     costs = count(load(options.spec, options.input), batch)
     setup = presets.setup(costs, options.gpu, options.inner, options.gpus_per_node, options.network)
     if options.measured_ms:
-        setup = with_measured_step(setup, options.measured_ms / 1000, batch)
+        measured = options.measured_ms / 1000
+        # The launches are assumed, and may be assumed to take longer than the measured step. They do not.
+        launches = min(setup.launch_seconds, measured)
+        setup = replace(setup, sample_seconds=measured / batch, launch_seconds=launches)
     rows = []
     for gpus in GPU_COUNTS:
         seconds = scaling.step(setup, batch, gpus)
@@ -41,15 +44,6 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
     print_heading(options, costs, setup)
     print_table(rows, batch)
     return rows
-
-
-def with_measured_step(setup: Setup, seconds: float, batch: int) -> Setup:
-    """The setup with a GPU that takes so many seconds for a step of `batch` samples.
-
-    If the measured step is shorter than the assumed launches, launches are taken to last as long as the step.
-    """
-    launch_seconds = min(setup.launch_seconds, seconds)
-    return replace(setup, sample_seconds=seconds / batch, launch_seconds=launch_seconds)
 
 
 def print_heading(options: argparse.Namespace, costs: NetworkCosts, setup: Setup) -> None:

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from benchmarks.your_network.scaling import Link, NetworkCosts, Setup, fill_buckets
+from benchmarks.your_network.all_reduce import Cluster, Link
+from benchmarks.your_network.count import NetworkCosts
+from benchmarks.your_network.scaling import Setup, fill_buckets
 
 # Latencies and bandwidths are NCCL's: src/graph/tuning.cc of version 2.8 (hwLat of a ring, protocol Simple), and
 # src/graph/topo.h (SM60_NVLINK_BW to SM100_NVLINK_BW, PCI_BW, NET_BW).
@@ -33,28 +35,26 @@ class Gpu(NamedTuple):
 NVLINK_A100 = nvlink(235)  # what tuning.cc expects of an all-reduce
 NVLINK_H100 = nvlink(18 * 20.6)  # links of a GPU times the bandwidth of each; the H200 has the same
 NVLINK_B200 = nvlink(18 * 40.1)
-# NVIDIA's datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025), all for SXM.
-MEMORY_GB_PER_SECOND = {"a100": 2039, "h100": 3350, "h200": 4800, "b200": 8000}
 # Images per second, like the 367 of the V100: NVIDIA, DeepLearningExamples, PyTorch ResNet50 v1.5.
 A100 = 938
 A100_AMP = 2470
-
-
-def scaled(images_per_second: float, gpu: str) -> float:
-    """A newer GPU's rate from that of the A100, in proportion to their memory: PyTorch's own is not published."""
-    return images_per_second * MEMORY_GB_PER_SECOND[gpu] / MEMORY_GB_PER_SECOND["a100"]
-
+# PyTorch's rates on newer GPUs are not published. They are taken to be as many times those of the A100 as the memory is
+# faster: 2.0 TB/s for the A100, then 3.35, 4.8 and 8.0. Sources: NVIDIA's datasheets "A100 80GB" (2021), "H100" (2023),
+# "H200" (2024) and "HGX B200" (2025), all for SXM.
+H100_TIMES_A100 = 1.7
+H200_TIMES_A100 = 2.4
+B200_TIMES_A100 = 4.0
 
 GPUS = {
     "v100": Gpu("V100, float32", 367, nvlink(6 * 20)),
     "a100": Gpu("A100, TF32", A100, NVLINK_A100),
     "a100-amp": Gpu("A100, mixed precision", A100_AMP, NVLINK_A100),
-    "h100": Gpu("H100, TF32 (scaled from A100)", scaled(A100, "h100"), NVLINK_H100),
-    "h100-amp": Gpu("H100, mixed precision (scaled from A100)", scaled(A100_AMP, "h100"), NVLINK_H100),
-    "h200": Gpu("H200, TF32 (scaled from A100)", scaled(A100, "h200"), NVLINK_H100),
-    "h200-amp": Gpu("H200, mixed precision (scaled from A100)", scaled(A100_AMP, "h200"), NVLINK_H100),
-    "b200": Gpu("B200, TF32 (scaled from A100)", scaled(A100, "b200"), NVLINK_B200),
-    "b200-amp": Gpu("B200, mixed precision (scaled from A100)", scaled(A100_AMP, "b200"), NVLINK_B200),
+    "h100": Gpu("H100, TF32 (scaled from A100)", H100_TIMES_A100 * A100, NVLINK_H100),
+    "h100-amp": Gpu("H100, mixed precision (scaled from A100)", H100_TIMES_A100 * A100_AMP, NVLINK_H100),
+    "h200": Gpu("H200, TF32 (scaled from A100)", H200_TIMES_A100 * A100, NVLINK_H100),
+    "h200-amp": Gpu("H200, mixed precision (scaled from A100)", H200_TIMES_A100 * A100_AMP, NVLINK_H100),
+    "b200": Gpu("B200, TF32 (scaled from A100)", B200_TIMES_A100 * A100, NVLINK_B200),
+    "b200-amp": Gpu("B200, mixed precision (scaled from A100)", B200_TIMES_A100 * A100_AMP, NVLINK_B200),
 }
 
 PCIE = {"pcie3": pcie(12), "pcie4": pcie(24)}  # with 16 lanes
@@ -93,7 +93,5 @@ def setup(costs: NetworkCosts, gpu: str, inner: str, gpus_per_node: int, network
         buckets=fill_buckets(costs.gradients),
         sample_seconds=times_resnet50(costs) / GPUS[gpu].resnet50_per_second,
         launch_seconds=costs.operators * LAUNCH_SECONDS,
-        gpus_per_node=gpus_per_node,
-        inner=inner_links[inner],
-        between=NETWORK[network],
+        cluster=Cluster(gpus_per_node, inner_links[inner], NETWORK[network]),
     )

@@ -2,12 +2,7 @@
 
     step = forward + max(backward, end of the last all-reduce) + what is left of the step
 
-An all-reduce costs a latency for each message, however small it is, and the bytes over the bandwidth. Each of W GPUs
-sends 2 (W − 1) / W of the bytes, in 2 log2 W messages one after another: log2 W to add up ever smaller parts (halving),
-and log2 W to collect the sums (doubling). Source: Thakur, Rabenseifner and Gropp, Optimization of Collective
-Communication Operations in MPICH, 2005.
-
-Three more effects are in the model:
+Beside the time of each `all_reduce` three effects are in the model:
 
 - launches: a step with little to compute is launch-bound, that is, the GPU waits for the CPU to start its kernels.
 - the slowest GPU: all wait for it, and the more GPUs there are, the slower it is.
@@ -22,40 +17,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
+from benchmarks.your_network.all_reduce import Cluster, seconds_of_all_reduce
+from benchmarks.your_network.count import Gradient
+
 GRADIENT_BYTES = 4  # float32
-# Fixed seconds of every all-reduce. Source: NCCL 2.8, src/graph/tuning.cc, baseLat.
-ALL_REDUCE_START_SECONDS = 8.4e-6
 PAYING_EFFICIENCY = 0.9  # GPUs pay if their scaling efficiency is more than this.
 LARGEST_GLOBAL_BATCH = 2**20
-
-
-class Gradient(NamedTuple):
-    """A parameter tensor's numbers, and the multiply-adds that backward has done when its gradient is there."""
-
-    parameters: int
-    done: int
-
-
-@dataclass(frozen=True)
-class NetworkCosts:
-    """A network, as far as a prediction knows it.
-
-    Attributes:
-        gradients: in the order in which backward computes them.
-        multiply_adds: of the forward of one sample.
-        operators: how many one training step runs.
-        bytes_of_a_sample: by how many bytes more these operators read and write for each sample of the batch.
-    """
-
-    name: str
-    gradients: tuple[Gradient, ...]
-    multiply_adds: int
-    operators: int
-    bytes_of_a_sample: int
-
-    @property
-    def parameters(self) -> int:
-        return sum(gradient.parameters for gradient in self.gradients)
 
 
 class Bucket(NamedTuple):
@@ -70,18 +37,6 @@ class Bucket(NamedTuple):
     ready: float
 
 
-class Link(NamedTuple):
-    """A way for messages.
-
-    Attributes:
-        latency: seconds for one message, however small it is.
-        bandwidth: bytes per second in each direction, at the same time.
-    """
-
-    latency: float
-    bandwidth: float
-
-
 @dataclass(frozen=True)
 class Setup:
     """All that the time of a step follows from but the batch and the number of GPUs.
@@ -90,9 +45,7 @@ class Setup:
         buckets: in the order in which they are sent.
         sample_seconds: seconds that one GPU computes for one sample of a step, where launches do not bound it.
         launch_seconds: seconds that the CPU needs to start the kernels of a step, however small it is.
-        gpus_per_node: GPUs of one node, which share its link to the other nodes.
-        inner: the link of one GPU to the others of its node.
-        between: the link of one whole node to the other nodes.
+        cluster: the GPUs' links.
         backward_share: the part of a step that backward takes. It is assumed, because backward computes two products
             where forward computes one.
         speed_spread: standard deviation of the GPUs' times for the same work, as a share of it. GPUs of one kind differ
@@ -105,9 +58,7 @@ class Setup:
     buckets: tuple[Bucket, ...]
     sample_seconds: float
     launch_seconds: float
-    gpus_per_node: int
-    inner: Link
-    between: Link
+    cluster: Cluster
     backward_share: float = 2 / 3
     speed_spread: float = 0.08 / 5.4
     contention: float = 0.189
@@ -137,21 +88,6 @@ def fill_buckets(gradients: tuple[Gradient, ...], first: int = 2**20, others: in
     return tuple(buckets)
 
 
-def all_reduce(setup: Setup, size: int, gpus: int) -> float:
-    """Seconds to sum `size` bytes over two or more GPUs, which fill whole nodes or a part of one."""
-    nodes = max(1, gpus // setup.gpus_per_node)
-    gpus_of_a_node = gpus // nodes
-    latency = 0.0
-    bandwidths = []
-    for members, link in ((gpus_of_a_node, setup.inner), (nodes, setup.between)):
-        if members > 1:
-            halvings = (members - 1).bit_length()
-            latency += 2 * halvings * link.latency
-            bandwidths.append(link.bandwidth)
-    sent = 2 * (gpus - 1) / gpus * size
-    return ALL_REDUCE_START_SECONDS + latency + sent / min(bandwidths)
-
-
 def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
     """The all-reduces of a step whose backward takes `backward` seconds.
 
@@ -161,7 +97,7 @@ def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
     end = 0.0
     for bucket in setup.buckets:
         start = max(backward * bucket.ready, end)
-        end = start + all_reduce(setup, bucket.size, gpus)
+        end = start + seconds_of_all_reduce(setup.cluster, bucket.size, gpus)
         found.append(Transfer(start, end))
     return found
 

@@ -21,20 +21,14 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
     - `self.features = Sequential(Conv2d(…), ReLU(), Conv2d(…))`: a chain of layers is one unit, as in VGG. If each
       layer were one, checkpointing would keep the input of each layer, and save nothing.
     """
+    is_container = type(model) in _CONTAINERS
     for child in model.children():
-        if _is_unit(child, parent=model):
+        is_chain = type(child) is nn.Sequential  # the only container with a forward that could be computed again
+        has_parameters = bool(list(child.parameters()))
+        if (is_container or is_chain) and not _contains_blocks(child) and has_parameters:
             yield child
         else:
             yield from units(child)
-
-
-def _is_unit(module: nn.Module, parent: nn.Module) -> bool:
-    """True for an element of a container and for a chain of layers, if it has parameters."""
-    is_element = type(parent) in _CONTAINERS
-    # Of the containers only a Sequential has a forward that could be computed again.
-    is_chain = type(module) is nn.Sequential
-    has_parameters = bool(list(module.parameters()))
-    return (is_element or is_chain) and not _contains_blocks(module) and has_parameters
 
 
 def _contains_blocks(module: nn.Module) -> bool:

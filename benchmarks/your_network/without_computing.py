@@ -18,21 +18,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from benchmarks.your_network.fused_attention import fused_attention
 from common.memory.operations import tensors_in
 
 SMALL_BYTES = 2**14
 OUT_OF_MEMORY = "can't allocate memory"  # The message of torch's RuntimeError has these words.
 MAP_NORESERVE = 0x4000  # Linux's; Python has a name for it from 3.13 on
-_ATTEND = F.scaled_dot_product_attention
 _READ_NUMBERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 # A small `empty_like` is not run, because the operation that would fill it may be skipped. It gets zeros like other
 # small results.
@@ -48,32 +45,6 @@ def without_computing() -> Iterator[None]:
     """Run operations without computing them. One that has to know the numbers, as `nonzero`, raises a RuntimeError."""
     with _WithoutComputing(), fused_attention():
         yield
-
-
-@contextmanager
-def fused_attention() -> Iterator[None]:
-    """Attention as a GPU computes it: one fused operator, which keeps no scores for backward.
-
-    The fused operator of a GPU includes dropout. That of a CPU does not: with dropout, a CPU computes attention in some
-    ten operators, which keep the scores of each pair of positions. So the dropout is left out here.
-    """
-    # Two ways are needed: the patch for calls inside torch's modules, also when checkpointing computes them again in
-    # backward, and the mode for files that imported the function by name.
-    with patch.object(F, "scaled_dot_product_attention", _attend_without_dropout), _AttentionByName():
-        yield
-
-
-def _attend_without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> Tensor:
-    return _ATTEND(query, key, value, attn_mask, 0.0, is_causal, **options)
-
-
-class _AttentionByName(TorchFunctionMode):
-    """Leaves the dropout out of calls by a name that was imported. It sees no call inside a function of torch."""
-
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if function is _ATTEND:
-            function = _attend_without_dropout
-        return function(*args, **(kwargs or {}))
 
 
 class _WithoutComputing(TorchDispatchMode):

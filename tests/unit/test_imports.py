@@ -74,6 +74,7 @@ ROOMS = {
     "benchmarks.your_network": {"benchmarks.harness"},
     "benchmarks.compare": {"benchmarks.harness", "benchmarks.suites", "benchmarks.report"},
     "benchmarks.__main__": {"benchmarks.harness", "benchmarks.suites", "benchmarks.report"},
+    "benchmarks.test_levels": {"benchmarks.harness", "benchmarks.suites"},
 }
 # What the core needs besides torch and the standard library comes in where it is first used.
 AT_FIRST_USE = {"numpy", "peft", "safetensors", "tensorboardX", "tqdm", "yaml"}

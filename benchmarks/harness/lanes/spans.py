@@ -37,11 +37,6 @@ class RecordedStep(NamedTuple):
     spans: list[Span]
 
 
-def intervals(spans: Iterable[Span], name: str) -> list[tuple[float, float]]:
-    """Intervals in which at least one span of this name was under way; they do not touch, and are in order."""
-    return join((span.start, span.end) for span in spans if span.name == name)
-
-
 def join(pieces: Iterable[tuple[float, float]], gap: float = 0.0) -> list[tuple[float, float]]:
     """The pieces in order; those that overlap, or have no more than `gap` between them, become one."""
     joined: list[tuple[float, float]] = []
@@ -61,10 +56,10 @@ def count_backwards(spans: list[Span]) -> int:
 
 def hidden_share(spans: list[Span]) -> float:
     """The share of the all-reduces' time that lies within backward; 0 where there is no all-reduce."""
-    backwards = intervals(spans, BACKWARD)
+    backwards = join((span.start, span.end) for span in spans if span.name == BACKWARD)
     sending = 0.0
     hidden = 0.0
-    for start, end in intervals(spans, ALL_REDUCE):
+    for start, end in join((span.start, span.end) for span in spans if span.name == ALL_REDUCE):
         sending += end - start
         for backward_start, backward_end in backwards:
             hidden += max(0.0, min(end, backward_end) - max(start, backward_start))

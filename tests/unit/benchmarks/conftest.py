@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks.report import page_tables
-from benchmarks.your_network.user_network import UserNetwork, load
+from benchmarks.your_network.spec import load
+from benchmarks.your_network.user_network import UserNetwork
 from tests.unit.benchmarks.example_networks import SENTENCES_SPEC
 
 

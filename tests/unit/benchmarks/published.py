@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torchvision import models
 
-from benchmarks.your_network.count import count
+from benchmarks.your_network.all_reduce import Cluster, Link
+from benchmarks.your_network.count import NetworkCosts, count
 from benchmarks.your_network.presets import GPUS, PCIE, ethernet, nvlink
-from benchmarks.your_network.scaling import Bucket, Link, NetworkCosts, Setup, fill_buckets, step
+from benchmarks.your_network.scaling import Bucket, Setup, fill_buckets, step
 from benchmarks.your_network.user_network import UserNetwork
 from common.model import BasicNet
 
@@ -76,14 +77,8 @@ class Case:
 
 def training_on(buckets: tuple[Bucket, ...], rate: float, gpus_per_node: int, inner: Link, gigabits: float) -> Setup:
     """A network whose samples per second on one GPU are published; launches do not bound these steps."""
-    return Setup(
-        buckets,
-        sample_seconds=1 / rate,
-        launch_seconds=0.0,
-        gpus_per_node=gpus_per_node,
-        inner=inner,
-        between=ethernet(gigabits),
-    )
+    cluster = Cluster(gpus_per_node, inner, between=ethernet(gigabits))
+    return Setup(buckets, sample_seconds=1 / rate, launch_seconds=0.0, cluster=cluster)
 
 
 def horovod() -> Iterator[Case]:

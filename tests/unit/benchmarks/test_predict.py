@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from torch.torch_version import TorchVersion
 
 from benchmarks.your_network import presets
+from benchmarks.your_network.all_reduce import START_SECONDS, Cluster, Link, seconds_of_all_reduce
+from benchmarks.your_network.count import Gradient
 from benchmarks.your_network.scaling import (
-    ALL_REDUCE_START_SECONDS,
     LARGEST_GLOBAL_BATCH,
     PAYING_EFFICIENCY,
     Bucket,
-    Gradient,
-    Link,
     Setup,
-    all_reduce,
     expected_maximum,
     fill_buckets,
     pays_from,
@@ -50,9 +48,7 @@ SETUPS = st.builds(
     buckets=gradients().map(fill_buckets),
     sample_seconds=st.floats(1e-6, 1e-2),
     launch_seconds=st.floats(0, 0.2),
-    gpus_per_node=st.sampled_from([1, 2, 4, 8]),
-    inner=LINKS,
-    between=LINKS,
+    cluster=st.builds(Cluster, gpus_per_node=st.sampled_from([1, 2, 4, 8]), inner=LINKS, between=LINKS),
     backward_share=st.floats(0.1, 0.9),
     speed_spread=st.floats(0, 0.1),
     contention=st.floats(0, 0.5),
@@ -77,9 +73,9 @@ def without_effects(setup: Setup) -> Setup:
     ],
 )
 def test_an_all_reduce_costs_what_the_formula_says(gpus, latency, bandwidth):
-    setup = Setup((), 0, 0, 8, inner=Link(5e-6, 1e10), between=Link(2e-5, 5e9))
+    cluster = Cluster(8, inner=Link(5e-6, 1e10), between=Link(2e-5, 5e9))
     sent = 2 * (gpus - 1) / gpus * 4e7
-    assert all_reduce(setup, 40_000_000, gpus) == pytest.approx(ALL_REDUCE_START_SECONDS + latency + sent / bandwidth)
+    assert seconds_of_all_reduce(cluster, 40_000_000, gpus) == pytest.approx(START_SECONDS + latency + sent / bandwidth)
 
 
 @SEEDED
@@ -87,7 +83,7 @@ def test_an_all_reduce_costs_what_the_formula_says(gpus, latency, bandwidth):
 def test_a_step_takes_its_compute_at_least_and_everything_in_a_row_at_most(setup, batch, gpus):
     even = without_effects(setup)
     compute = step(even, batch, 1)
-    moving = sum(all_reduce(even, bucket.size, gpus) for bucket in even.buckets)
+    moving = sum(seconds_of_all_reduce(even.cluster, bucket.size, gpus) for bucket in even.buckets)
     assert compute * (1 - 1e-9) <= step(even, batch, gpus) <= (compute + moving) * (1 + 1e-9)
 
 
@@ -115,7 +111,7 @@ def test_a_bucket_is_sent_when_it_is_full():
 def test_the_example_of_a_step_takes_as_long_as_its_docstring_says():
     buckets = (Bucket(10_000_000, 0.5), Bucket(10_000_000, 1.0))
     wire = Link(latency=0, bandwidth=1e9)
-    setup = Setup(buckets, 1e-3, 0, 8, inner=wire, between=wire, speed_spread=0, contention=0.2)
+    setup = Setup(buckets, 1e-3, 0, Cluster(8, wire, wire), speed_spread=0, contention=0.2)
     assert transfers(setup, 22e-3, 2)[-1].end == pytest.approx(32e-3, rel=1e-3)
     assert step(setup, 30, 1) == pytest.approx(30e-3)
     assert step(setup, 30, 2) == pytest.approx(42e-3, rel=1e-3)
@@ -174,7 +170,7 @@ def test_other_networks_compute_as_much_longer_than_predicted_as_is_said(name, p
 def test_a_rate_that_is_derived_is_near_what_others_measured():
     """MLPerf Training 3.0, results of Dell: ResNet-50 on 16 A100 in 14.4 minutes, on 16 H100 in 7.8."""
     measured = 14.4 / 7.8 * presets.GPUS["a100-amp"].resnet50_per_second
-    assert presets.GPUS["h100-amp"].resnet50_per_second == pytest.approx(measured, rel=0.12)
+    assert presets.GPUS["h100-amp"].resnet50_per_second == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.slow

@@ -15,12 +15,13 @@ from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import memory
 from benchmarks.your_network.errors import StepFailed
+from benchmarks.your_network.fused_attention import fused_attention
 from benchmarks.your_network.memory import largest_batch
 from benchmarks.your_network.settings import Setting
+from benchmarks.your_network.spec import load
 from benchmarks.your_network.strategies import PARALLEL_STRATEGIES, ZERO_3, fake_group, wrap
 from benchmarks.your_network.units import checkpoint_units, units
-from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, load
-from benchmarks.your_network.without_computing import fused_attention
+from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork
 from common.errors import UserError
 from common.memory import track_memory
 from common.process_group import process_group
@@ -36,7 +37,7 @@ def measure_on_a_rank(spec: str, shape: tuple[int, ...], setting: Setting, sampl
         mesh = init_device_mesh("cpu", (setting.devices,))
         training = memory.Training(load(spec, shape), setting, mesh, tracker)
         for _ in range(memory.WARM_UP_STEPS):
-            training.step(SMALLEST_BATCH)
+            training.peaks_of_step(SMALLEST_BATCH)
         return training.peaks_of_step(samples)
 
 
@@ -121,8 +122,8 @@ def test_a_row_whose_large_batch_fails_has_its_peaks_and_says_why(write_network,
     printed = " ".join(capsys.readouterr().out.split())
     assert len(rows) == 6
     for row in rows:
-        assert row.peaks and not row.largest_batch
-        assert str(row.search_failure) in printed
+        assert row.peaks and isinstance(row.fits, StepFailed)
+        assert str(row.fits) in printed
 
 
 def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_there(write_network, monkeypatch):
@@ -132,9 +133,9 @@ def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_th
         "def batch(n): return torch.zeros(n, 512), torch.zeros(n).long()\n"
     )
     rows = program.main(["memory", spec, "--batch", "16", "--devices", "8", "--gib", "16"])
-    largest = {row.setting.strategy: row.largest_batch for row in rows}
-    assert largest["one device"] == largest["DDP"] == 0
-    assert largest["ZeRO-3 / FSDP"] > 0
+    fits = {row.setting.strategy: row.fits for row in rows}
+    assert fits["one device"] == fits["DDP"] == 0
+    assert fits["ZeRO-3 / FSDP"] > 0
 
 
 LAYER = """

@@ -5,7 +5,7 @@ from torchvision import models
 
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network.count import count
-from benchmarks.your_network.user_network import load
+from benchmarks.your_network.spec import load
 from tests.unit.benchmarks.example_networks import SENTENCES_SPEC, decoder
 
 
