@@ -57,33 +57,38 @@ def imitated(machine: Machine, environment: dict[str, str]) -> Iterator[Machine]
 def stand_ins(machine: Machine) -> dict[str, Any]:
     """All that is imitated but the tensors, by the name of what it stands for."""
     return {
-        # torch.cuda would ask the driver.
+        # The driver would say that there is no GPU. A data loader asks torch.accelerator before it pins.
         "torch.cuda.is_available": lambda: True,
+        "torch.accelerator.is_available": lambda: True,
         "torch.cuda.device_count": lambda: GPUS,
         "torch.cuda.get_device_properties": machine.get_device_properties,
-        "torch.cuda.default_generators": [mock.Mock()] * GPUS,  # Level 01 seeds them, in `seed_replicas`.
-        "torch.cuda.get_rng_state": lambda: torch.zeros(16, dtype=torch.uint8),
-        "torch.cuda.set_rng_state": lambda state: None,
+        # Which GPU a process uses: that of another rank raises.
         "torch.cuda.current_device": lambda: machine.current_gpu,
         "torch.cuda.set_device": machine.set_device,
+        # Where the CPU waits: the clock for the GPU, an evaluation for a copy. An optimizer asks its stream whether a
+        # graph is being made.
+        "torch.accelerator.synchronize": machine.synchronize,
+        "torch.cuda.current_stream": machine.current_stream,
+        "torch.accelerator.current_stream": machine.current_stream,
+        "torch.cuda.is_current_stream_capturing": lambda: False,  # An older torch's optimizer asks this.
+        # Each GPU has a peak of memory and a generator. Level 01 seeds all of them, in `seed_replicas`.
         "torch.cuda.reset_peak_memory_stats": machine.reset_peak_memory_stats,
         "torch.cuda.max_memory_allocated": machine.max_memory_allocated,
-        "torch.cuda.current_stream": machine.current_stream,  # An evaluation waits for the end of a copy to the CPU.
-        "torch.cuda.is_current_stream_capturing": lambda: False,  # An older torch's optimizer asks it at each step.
-        "torch.accelerator.is_available": lambda: True,  # A data loader asks before it pins.
-        "torch.accelerator.current_stream": machine.current_stream,  # An optimizer asks it at each step.
-        "torch.accelerator.synchronize": machine.synchronize,
-        # nccl would wait for the other ranks, and so would the core, which meets them in a store before.
+        "torch.cuda.default_generators": [mock.Mock()] * GPUS,
+        "torch.cuda.get_rng_state": lambda: torch.zeros(16, dtype=torch.uint8),
+        "torch.cuda.set_rng_state": lambda state: None,
+        # nccl would wait for the other ranks, and so would the core, which meets them in a store before. The group is
+        # torch's "fake" one: a level expects nccl, and objects would be sent from the group's device, the CPU.
         "torch.distributed.init_process_group": machine.init_process_group,
         "common.accelerator.state.PartialState._join": machine.init_process_group,
-        "torch.distributed.get_backend": lambda group=None: machine.backend,  # It is "fake"; a level expects nccl.
+        "torch.distributed.get_backend": lambda group=None: machine.backend,
         "torch.distributed.barrier": machine.barrier,
-        "torch.distributed.all_gather_object": gather_own_object,  # Torch would ask the group for its device: the CPU.
-        # C++ would find tensors of the CPU. Optimizers and `clip_grad_norm_` compute in groups of tensors.
-        "torch._C._group_tensors_by_device_and_dtype": group_by_label_and_dtype,
+        "torch.distributed.all_gather_object": gather_own_object,
+        # C++ sees no label. DataParallel and DDP would copy and send, optimizers compute in groups of one device.
         "torch.nn.DataParallel.forward": call_module,
         "torch.nn.parallel.DistributedDataParallel.__init__": init_ddp,
         "torch.nn.parallel.DistributedDataParallel.forward": call_module,
+        "torch._C._group_tensors_by_device_and_dtype": group_by_label_and_dtype,
     }
 
 

@@ -7,9 +7,17 @@
     y + torch.ones(2)                      raises `Misplaced`, as torch raises where two devices meet
 
 The label belongs to the memory, so all views of a tensor have it. It is an attribute of the storage, an object that
-torch keeps for as long as the memory. The values are real: everything computes as on the CPU, backward included. Two of
-torch's modes give the labels: `Calls` sees the calls in Python that ask for a device or name one, and `Operations` sees
-every operation, those of backward too.
+torch keeps for as long as the memory. The values are real: everything computes as on the CPU, backward included.
+
+Two of torch's modes see all that happens to tensors:
+
+    mode         sees                        decides
+    Calls        calls in Python             what a tensor's device is; the label of what is made on a device or sent to
+                                             one, and the wait for that copy; that `numpy` takes no GPU's tensor
+    Operations   all that is then computed,  the label of a result, which is that of the inputs; whether they may meet;
+                 in backward too             the wait for `copy_`, and for a value or a length that is read
+
+Both tell `machine.py` of the waits.
 """
 
 from typing import Any
@@ -55,7 +63,7 @@ def note_copy(machine: Machine, source: torch.device, target: torch.device, is_w
 
 
 class Calls(TorchFunctionMode):
-    """Answers the calls in Python that ask for the device of a tensor or name one, or that a GPU's tensor refuses."""
+    """The mode that answers calls in Python."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -120,7 +128,7 @@ class Calls(TorchFunctionMode):
 
 
 class Operations(TorchDispatchMode):
-    """Labels the result of each operation as its inputs are, and notes where the CPU would wait."""
+    """The mode that sees every operation."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()

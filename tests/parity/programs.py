@@ -238,6 +238,8 @@ def main(name: str, library: str, folder: Path) -> None:
     recorder = Recorder()
     with recorder.recording():
         outcome = program(folder)
+    if library == "ours":
+        alias.assert_original_is_idle()
     rank = os.environ.get("RANK", "0")
     import accelerate
 

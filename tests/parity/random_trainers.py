@@ -147,28 +147,28 @@ def draw(seed: int, processes: int) -> Script:
     if settings["stream"]:
         arguments["max_steps"] = generator.randint(1, 9)
     script = Script(processes, samples, arguments, loading, **settings)
-    make_consistent(script)
+    avoid_refusals(script)
     return script
 
 
-def make_consistent(script: Script) -> None:
-    """Change what both refuse: epochs without a batch, a best model that is not evaluated, or then not saved."""
+def avoid_refusals(script: Script) -> None:
+    """Change settings that both libraries refuse together."""
     arguments = script.arguments
+    # An epoch has a batch.
     if "max_steps" not in arguments and script.train < arguments["per_device_train_batch_size"] * script.processes:
         arguments["dataloader_drop_last"] = False
+    # A plateau is one of the evaluations.
     if arguments["lr_scheduler_type"] == "reduce_lr_on_plateau":
         arguments["eval_strategy"] = "epoch"
+    # Evaluations give the metric, and the metric says which model is best and when to stop early.
     if arguments["eval_strategy"] == "no":
         arguments["metric_for_best_model"] = None
     if arguments["metric_for_best_model"] is None:
         script.early_stopping = False
-    elif script.best == "loaded":
-        arguments["load_best_model_at_end"] = True
-        arguments["save_strategy"] = arguments["eval_strategy"]
-        arguments["save_steps"] = arguments["eval_steps"]
-    elif script.best == "saved":
-        arguments["load_best_model_at_end"] = False
-        arguments["save_strategy"] = "best"
+    elif script.best != "watched":
+        arguments["load_best_model_at_end"] = script.best == "loaded"
+        # A model that may be loaded is saved when it is evaluated.
+        arguments["save_strategy"] = arguments["eval_strategy"] if script.best == "loaded" else "best"
         arguments["save_steps"] = arguments["eval_steps"]
 
 

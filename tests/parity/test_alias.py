@@ -26,7 +26,9 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", **ONE_THREAD}
 def with_alias(job, *arguments):
     """A job for a rank: `accelerate` is the core there from now on."""
     alias.install()
-    return job(*arguments)
+    result = job(*arguments)
+    alias.assert_original_is_idle()
+    return result
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ The network whose weights are compared has no batch norm, whose statistics are a
 """
 
 import importlib.util
+import itertools
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.states import forget_states
 LEVELS = ["00_single_gpu", "02_ddp_raw", "03_accelerate", "04_trainer"]
 PARALLEL = ["02_ddp_raw", "03_accelerate", "04_trainer"]
 EPOCHS = 3
+STEPS_OF_EPOCH = 6
 ONE_EPOCH = ["--size", "32", "--epochs", "1", "--batch-size", "8", "--workers", "0"]
 
 
@@ -50,7 +52,7 @@ class SmallNet(nn.Module):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """50 images to train with, 6 steps of 8 and a tail, and 17 to evaluate, which no number of processes divides."""
+    """50 images to train with, in 6 steps of 8 and a tail, and 17 to evaluate, which no number of processes divides."""
     folder = tmp_path_factory.mktemp("images")
     draw = np.random.default_rng(0)
     for split, counts in (("train", (26, 24)), ("val", (9, 8))):
@@ -103,22 +105,26 @@ def train_pairs(template):
     template.score = lambda outputs, targets: (outputs - targets).abs()
 
 
-def stop_after_two_epochs(template):
-    def set_attribute(images, name, value):
-        if name == "epoch" and value == EPOCHS - 1:
+def stop_in_last_epoch(template):
+    steps = itertools.count(1)
+
+    def stop(*_):
+        if next(steps) > (EPOCHS - 1) * STEPS_OF_EPOCH:
+            hook.remove()
             raise Interrupted
-        vars(images)[name] = value
 
-    template.Images.__setattr__ = set_attribute  # It sees that a template assigns `images.epoch` in each epoch.
+    hook = register_optimizer_step_post_hook(stop)
 
 
-def take_the_next_crops(template):
-    """Crop the same samples as in the next epoch."""
+def crop_differently(template):
+    load_data = template.load_data
 
-    def set_attribute(images, name, value):
-        vars(images)[name] = value + 1 if name == "epoch" else value
+    def load_and_change(args):
+        train_set, val_set = load_data(args)
+        train_set.seed += 1  # The crops alone depend on it.
+        return train_set, val_set
 
-    template.Images.__setattr__ = set_attribute
+    template.load_data = load_and_change
 
 
 WITH_DROPOUT = partial(build_small_net, dropout=0.5)
@@ -186,7 +192,7 @@ def test_two_processes_train_the_weights_of_one(level, images, expected):
 
 
 def test_the_weights_depend_on_the_crops(images, expected):
-    other_crops = train("00_single_gpu", images, 1, take_the_next_crops)
+    other_crops = train("00_single_gpu", images, 1, crop_differently)
     assert max_weight_difference(other_crops, expected) > 1e-3
 
 
@@ -210,7 +216,7 @@ def test_all_ranks_evaluate_with_the_statistics_of_rank_0(level, images):
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, images, tmp_path):
     saved = ["--checkpoint", str(tmp_path / "run")]
     whole = train(level, images, world_size, WITH_DROPOUT)
-    assert train(level, images, world_size, WITH_DROPOUT, stop_after_two_epochs, flags=saved) is None
+    assert train(level, images, world_size, WITH_DROPOUT, stop_in_last_epoch, flags=saved) is None
     resumed = train(level, images, world_size, WITH_DROPOUT, flags=saved)
     assert max_weight_difference(resumed, whole) == 0
     again = train(level, images, world_size, WITH_DROPOUT, flags=saved)

@@ -64,8 +64,8 @@ ROOMS = {
     "common.instruments": set(),
     # The exercises compare a solution with the small abstraction.
     "common.exercises": {"common.processes", "common.small"},
-    "common.ladder": {"common.data", "common.exercises", "common.processes", "common.small"},
-    "common.pitfalls": {"common.accelerator", "common.allocator", "common.processes"},
+    "common.ladder": {"common.exercises", "common.processes", "common.small"},
+    "common.pitfalls": {"common.accelerator", "common.processes"},
     # The doctor names the pitfalls that it finds.
     "common.doctor": {"common.pitfalls", "common.processes"},
     "benchmarks.harness": set(),
@@ -170,13 +170,16 @@ def test_every_module_of_ours_that_is_imported_is_there():
 
 def test_rooms_import_what_stands_below_them_and_nothing_else():
     wrong = []
+    unused = {(ours, theirs) for ours, allowed in ROOMS.items() for theirs in allowed}
     for found in imports():
         ours = room(found.importer)
         theirs = room(found.imported)
         is_of_this_project = top(theirs) in ("common", "benchmarks", "tests")
         if is_of_this_project and ours != theirs and not may_import(ours, theirs):
             wrong.append(str(found))
+        unused.discard((ours, theirs))
     assert wrong == []
+    assert unused == set()
 
 
 def test_tests_of_the_core_import_nothing_of_benchmarks():
