@@ -66,6 +66,15 @@ def test_the_state_of_an_accelerator_needs_an_accelerator(libraries):
             library.state.AcceleratorState(mixed_precision="no")
 
 
+def test_an_accelerator_keeps_the_state_that_is_forgotten(libraries):
+    ours, theirs = [library.Accelerator(cpu=True) for library in libraries]
+    for library in libraries:
+        library.state.AcceleratorState._reset_state()
+    with pytest.raises(AttributeError, match="This happens if `AcceleratorState._reset_state"):
+        theirs.prepare(torch.nn.Linear(1, 1))
+    ours.prepare(torch.nn.Linear(1, 1))
+
+
 def describe(accelerator):
     place = (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
     kind = (accelerator.distributed_type, accelerator.state.backend)
