@@ -70,7 +70,7 @@ def test_an_accelerator_keeps_the_state_that_is_forgotten(libraries):
     ours, theirs = [library.Accelerator(cpu=True) for library in libraries]
     for library in libraries:
         library.state.AcceleratorState._reset_state()
-    with pytest.raises(AttributeError, match="This happens if `AcceleratorState._reset_state"):
+    with pytest.raises(AttributeError, match="This happens if"):
         theirs.prepare(torch.nn.Linear(1, 1))
     ours.prepare(torch.nn.Linear(1, 1))
 
