@@ -847,6 +847,11 @@ class Accelerator:
     ) -> Callable[..., Any]:
         return self.state.on_process(function, process_index)
 
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        return self.state.on_local_process(function, local_process_index)
+
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:
         return self.state.main_process_first()
 
@@ -873,6 +878,11 @@ class Accelerator:
     @property
     def project_dir(self) -> str | os.PathLike | None:
         return self.project_configuration.project_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next checkpoint under automatic naming."""
+        return self.project_configuration.iteration
 
     @property
     def logging_dir(self) -> str | os.PathLike | None:

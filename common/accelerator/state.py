@@ -239,6 +239,14 @@ class PartialState:
             return partial(self.on_process, process_index=process_index)
         return function if self.process_index == process_index or not self.use_distributed else do_nothing
 
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """As `on_process`, on the rank `local_process_index` of each machine."""
+        if function is None:
+            return partial(self.on_local_process, local_process_index=local_process_index)
+        return function if self.local_process_index == local_process_index or not self.use_distributed else do_nothing
+
     def main_process_first(self) -> AbstractContextManager[None]:
         """Rank 0 runs the block before all others do, also when it raises there."""
         return self._run_first(self.is_main_process)

@@ -30,12 +30,20 @@ def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) ->
         {"params": with_decay, "weight_decay": args.weight_decay},
         {"params": without_decay, "weight_decay": 0.0},
     ]
+    optimizer_class, arguments = optimizer_class_and_arguments(args)
+    return optimizer_class(groups, **arguments)
+
+
+def optimizer_class_and_arguments(args: Any) -> tuple[type[Optimizer], dict[str, Any]]:
+    """The class of `args.optim`, and the arguments that all parameter groups share."""
+    arguments: dict[str, Any] = {"lr": args.learning_rate}
     if args.optim in ("adamw_torch", "adamw_torch_fused"):
-        fused = True if args.optim == "adamw_torch_fused" else None
-        betas = (args.adam_beta1, args.adam_beta2)
-        return torch.optim.AdamW(groups, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon, fused=fused)
+        arguments |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+        if args.optim == "adamw_torch_fused":
+            arguments["fused"] = True
+        return torch.optim.AdamW, arguments
     by_name = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}
-    return by_name[args.optim](groups, lr=args.learning_rate)
+    return by_name[args.optim], arguments
 
 
 def decay_parameter_names(model: nn.Module) -> list[str]:

@@ -777,6 +777,11 @@ class Trainer:
             self.optimizer = optimization.make_optimizer(model, self.args, decay_names)
         return self.optimizer
 
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[type, dict]:
+        """The class of the optimizer that `args` name, and its arguments but the parameters. `model` has no effect."""
+        return optimization.optimizer_class_and_arguments(args)
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of the parameters that get weight decay, in `model.named_parameters`."""
         return optimization.decay_parameter_names(model)

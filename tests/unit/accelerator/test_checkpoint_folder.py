@@ -123,7 +123,7 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     assert kept(tmp_path) == {"checkpoint_10", "checkpoint_11"}
     accelerator = numbering(tmp_path, total_limit=2)
     accelerator.load_state()
-    assert accelerator.project_configuration.iteration == 12
+    assert accelerator.project_configuration.iteration == accelerator.save_iteration == 12
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_11", "checkpoint_12"}
     accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_11")  # back by one, as after a loss that is no number

@@ -75,6 +75,17 @@ def test_an_accelerator_keeps_the_state_that_is_forgotten(libraries):
     ours.prepare(torch.nn.Linear(1, 1))
 
 
+def ranks_that_run(accelerator):
+    decorators = [accelerator.on_process(process_index=1), accelerator.on_local_process(local_process_index=1)]
+    return [decorate(lambda: "ran")() for decorate in decorators]
+
+
+def test_a_function_runs_on_the_rank_that_its_decorator_names(libraries):
+    assert on_ranks(2, ranks_that_run) == [[None, None], ["ran", "ran"]]
+    for library in libraries:  # as in a script that is tried on one process
+        assert ranks_that_run(library.Accelerator(cpu=True)) == ["ran", "ran"]
+
+
 def describe(accelerator):
     place = (accelerator.process_index, accelerator.local_process_index, accelerator.num_processes)
     kind = (accelerator.distributed_type, accelerator.state.backend)

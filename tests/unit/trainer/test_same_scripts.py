@@ -341,6 +341,21 @@ def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
     same_on_both(script, tmp_path)
 
 
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "sgd", "rmsprop"])
+def test_an_override_gives_the_optimizer_groups_of_its_own(optim, tmp_path):
+    def script(library, folder):
+        class TwoRates(library.Trainer):
+            def create_optimizer(self):
+                optimizer_class, arguments = library.Trainer.get_optimizer_cls_and_kwargs(self.args, self.model)
+                first, *others = self.model.parameters()
+                self.optimizer = optimizer_class([{"params": [first], "lr": 0.5}, {"params": others}], **arguments)
+                return self.optimizer
+
+        return train(library, folder, TwoRates, optim=optim, max_steps=3, learning_rate=0.01)
+
+    same_on_both(script, tmp_path)
+
+
 @pytest.mark.parametrize("loads_best", [False, True])
 def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path):
     """The original leaves the best one alone, from which the run cannot go on."""
