@@ -67,7 +67,7 @@ ROOMS = {
     "common.ladder": {"common.exercises", "common.processes", "common.small"},
     "common.pitfalls": {"common.accelerator", "common.processes"},
     # The doctor names the pitfalls that it finds.
-    "common.doctor": {"common.pitfalls", "common.processes"},
+    "common.doctor": {"common.pitfalls"},
     "benchmarks.harness": set(),
     "benchmarks.suites": {"benchmarks.harness"},
     "benchmarks.report": {"benchmarks.harness", "benchmarks.suites"},
