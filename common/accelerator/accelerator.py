@@ -767,7 +767,6 @@ class Accelerator:
         return self
 
     # The rest of this class only forwards to the GradientState, the AcceleratorState and the two configurations.
-    # PartialState documents what is about processes.
 
     @property
     def sync_gradients(self) -> bool:
@@ -776,6 +775,7 @@ class Accelerator:
 
     @sync_gradients.setter
     def sync_gradients(self, sync_gradients: bool) -> None:
+        """True if this micro-batch ends its window."""
         self.gradient_state.sync_gradients = sync_gradients
 
     @property
@@ -785,10 +785,12 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
+        """Micro-batches in a window."""
         self.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
 
     @property
     def device(self) -> torch.device:
+        """The device of this process."""
         return self.state.device
 
     @property
@@ -798,34 +800,42 @@ class Accelerator:
 
     @property
     def is_fsdp2(self) -> bool:
+        """True where prepared models are sharded."""
         return self.state.is_fsdp2
 
     @property
     def use_distributed(self) -> bool:
+        """True if there are several processes."""
         return self.state.use_distributed
 
     @property
     def num_processes(self) -> int:
+        """The world size."""
         return self.state.num_processes
 
     @property
     def process_index(self) -> int:
+        """The rank."""
         return self.state.process_index
 
     @property
     def local_process_index(self) -> int:
+        """The local rank: among the processes of this machine."""
         return self.state.local_process_index
 
     @property
     def is_main_process(self) -> bool:
+        """True on rank 0 only: one process of the whole run."""
         return self.state.is_main_process
 
     @property
     def is_local_main_process(self) -> bool:
+        """True on local rank 0: one process per machine."""
         return self.state.is_local_main_process
 
     @property
     def is_last_process(self) -> bool:
+        """True on the last rank only."""
         return self.state.is_last_process
 
     @property
@@ -834,36 +844,45 @@ class Accelerator:
         return self.state.mixed_precision
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on rank 0 and returning None elsewhere."""
         return self.state.on_main_process(function)
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on local rank 0 of every machine and returning None elsewhere."""
         return self.state.on_local_main_process(function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, called on the last rank and returning None elsewhere."""
         return self.state.on_last_process(function)
 
     def on_process(
         self, function: Callable[..., Any] | None = None, process_index: int | None = None
     ) -> Callable[..., Any]:
+        """`function`, called on rank `process_index` and in a single process, and returning None elsewhere."""
         return self.state.on_process(function, process_index)
 
     def on_local_process(
         self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
     ) -> Callable[..., Any]:
+        """`function`, called on this local rank of every machine and in a single process, and None elsewhere."""
         return self.state.on_local_process(function, local_process_index)
 
     def main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """Rank 0 runs the block before all others do."""
         return self.state.main_process_first()
 
     def local_main_process_first(self) -> contextlib.AbstractContextManager[None]:
+        """Local rank 0 runs the block before the others of its machine do."""
         return self.state.local_main_process_first()
 
     def split_between_processes(
         self, inputs: Any, apply_padding: bool = False
     ) -> contextlib.AbstractContextManager[Any]:
+        """This process's contiguous share of `inputs`, see `PartialState.split_between_processes`."""
         return self.state.split_between_processes(inputs, apply_padding)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
+        """`print`, once per machine."""
         self.state.print(*args, **kwargs)
 
     @property
@@ -873,10 +892,12 @@ class Accelerator:
 
     @even_batches.setter
     def even_batches(self, even_batches: bool) -> None:
+        """`even_batches` of the loaders that are prepared from now on: see DataLoaderConfiguration."""
         self.dataloader_config.even_batches = even_batches
 
     @property
     def project_dir(self) -> str | os.PathLike | None:
+        """The folder of the project."""
         return self.project_configuration.project_dir
 
     @property

@@ -22,6 +22,7 @@ import os
 import re
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -332,10 +333,14 @@ def load_state(
     # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
     owns_disk = _writes_main_part(run.project)
     run_on_all_ranks(lambda: finish_or_warn(folder), runs_here=owns_disk)
-    with errors_on_all_ranks():
-        if owns_disk:
-            verify(folder)
-        saved = _read(run, folder, load_kwargs or {})
+    with errors_on_all_ranks(), ThreadPoolExecutor() as threads:
+        # Verification costs no time while this thread reads. What it finds is raised, and not what reading then meets.
+        verification = threads.submit(verify, folder) if owns_disk else None
+        try:
+            saved = _read(run, folder, load_kwargs or {})
+        finally:
+            if verification is not None:
+                verification.result()
     run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
     # Under FSDP this is a collective, so no rank may have failed before.
     run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients))
