@@ -775,7 +775,6 @@ class Accelerator:
 
     @sync_gradients.setter
     def sync_gradients(self, sync_gradients: bool) -> None:
-        """True if this micro-batch ends its window."""
         self.gradient_state.sync_gradients = sync_gradients
 
     @property
@@ -785,7 +784,6 @@ class Accelerator:
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, gradient_accumulation_steps: int) -> None:
-        """Micro-batches in a window."""
         self.gradient_state.plugin_kwargs["num_steps"] = gradient_accumulation_steps
 
     @property
@@ -892,7 +890,6 @@ class Accelerator:
 
     @even_batches.setter
     def even_batches(self, even_batches: bool) -> None:
-        """`even_batches` of the loaders that are prepared from now on: see DataLoaderConfiguration."""
         self.dataloader_config.even_batches = even_batches
 
     @property
