@@ -59,8 +59,8 @@ class Trainer:
         preprocess_logits_for_metrics: (logits, labels) -> the predictions of a batch that an evaluation keeps.
 
     Attributes:
-        loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False). By default it is as `compute_loss` says.
+        loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns a mean (False), or a loss that is not to be
+            divided (True). By default it is as the table there says.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -278,18 +278,15 @@ class Trainer:
                     break
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar.
-
-        `compute_loss` says which loss is a share already, and which is a mean.
-        """
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
         model.train()
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
         is_share = self.loss_is_scaled_for_ga
-        if is_share is None:
+        if is_share is None:  # the table in `compute_loss`
             model_divides = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            is_share = model_divides or self.compute_loss_func is not None
+            is_share = self._compute_loss_takes_count and (model_divides or self.compute_loss_func is not None)
         if not is_share and self.current_gradient_accumulation_steps > 1:
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
@@ -302,25 +299,28 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs); an override may leave the last argument out.
+        """The scalar loss of a batch, or (loss, outputs).
 
-        Without `num_items_in_batch` the loss is a mean over the batch, and `training_step` divides it by the number of
-        micro-batches in a step: each of them gets the same weight. What a `compute_loss_func` returns stays as it is.
+        num_items is `num_items_in_batch`, the number of labels in the whole step. A function is a `compute_loss_func`:
 
-        A model with a `**kwargs`, or a `compute_loss_func`, is given `num_items_in_batch`, the number of labels in the
-        whole step, for batches that have labels. The loss is then the sum of the batch's losses / this number, times
-        the number of ranks, because DDP takes the mean of the ranks' gradients: each label gets the same weight.
+            the loss comes from                     for a batch       it is                         divided later by
+            a model without **kwargs                of any kind       a mean                        the micro-batches
+            a model with **kwargs                   without labels    a mean                        the micro-batches
+            a model with **kwargs, or a function    with labels       sum / num_items * ranks       nothing
+            a function                              without labels    what it returns               nothing
+
+        An override returns what its row says. One without the argument `num_items_in_batch` always returns a mean.
+        Later, `training_step` divides means by the number of micro-batches in the step. The factor `ranks` is there
+        because DDP takes the mean of the ranks' gradients.
         """
-        loss_function = self.compute_loss_func
-        labels = None
-        if loss_function is not None:
+        if self.compute_loss_func is not None:
             inputs, labels = batches.split_labels(inputs)
-        elif not self.model_accepts_loss_kwargs:
-            num_items_in_batch = None  # an override may pass it to a model that does not take it
-        outputs = self._call_model(model, inputs, num_items_in_batch)
-        if loss_function is not None:
-            loss = loss_function(outputs, labels, num_items_in_batch=num_items_in_batch)
+            outputs = self._call_model(model, inputs, num_items_in_batch)
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         else:
+            if not self.model_accepts_loss_kwargs:
+                num_items_in_batch = None  # an override may pass it to a model that does not take it
+            outputs = self._call_model(model, inputs, num_items_in_batch)
             loss = losses.get_loss(outputs)
         if num_items_in_batch is not None and self.accelerator.num_processes > 1:
             loss = loss * self.accelerator.num_processes
