@@ -257,18 +257,17 @@ class Trainer:
         self.call_event("on_step_begin")
 
         for number, inputs in enumerate(window, start=1):
+        # False only where a stream ends within a window: as in `transformers`, the next step adds these gradients.
+        step_follows = self.plan.ends_step(self.progress.batches + len(window))
             is_last = number == len(window)
-            ends_step = self.plan.ends_step(self.progress.batches + 1)
-            accelerator.sync_gradients = ends_step
-            # The ranks average their gradients in the last micro-batch of a window, before its optimizer step. If a
-            # stream ends within a window, no step follows. As in `transformers`, the next epoch's first step adds these
-            # gradients to its own.
+            accelerator.sync_gradients = is_last and step_follows
+            # The ranks average their gradients in the last micro-batch of a window.
             averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
             with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
             self.progress.batches += 1
             self.progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if ends_step:
+            if is_last and step_follows:
                 self._optimizer_step()
                 self.call_event("on_step_end")
                 self._log_evaluate_save()
