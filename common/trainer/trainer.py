@@ -153,7 +153,8 @@ class Trainer:
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
-                damaged. Weights, log history and everything else end up as without the interruption.
+                damaged. Weights, log history and everything else end up as without the interruption, unless a window
+                was incomplete at the save: the gradients and losses of this window are lost.
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
@@ -256,9 +257,9 @@ class Trainer:
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
 
-        for number, inputs in enumerate(window, start=1):
         # False only where a stream ends within a window: as in `transformers`, the next step adds these gradients.
         step_follows = self.plan.ends_step(self.progress.batches + len(window))
+        for number, inputs in enumerate(window, start=1):
             is_last = number == len(window)
             accelerator.sync_gradients = is_last and step_follows
             # The ranks average their gradients in the last micro-batch of a window.
@@ -494,8 +495,7 @@ class Trainer:
         self.progress.saved_steps.append(state.global_step)
         self._note_best_checkpoint(folder)
         state.stateful_callbacks = self.callback_handler.states(self.control)
-        is_cut_short = self.control.should_epoch_stop
-        progress = self.progress.state_dict(self.plan, self.accelerator, epoch_is_cut_short=is_cut_short)
+        progress = self.progress.state_dict(self.plan, self.accelerator, self.control.should_epoch_stop)
         # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
         with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, progress)):
             self.accelerator.save_state(folder, all_ranks=True)
@@ -535,24 +535,30 @@ class Trainer:
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-        If the run goes on in the very place that was saved, so does a prepared loader. Otherwise the loader begins a
-        pass, and skips the batches of this epoch that are done. Reading them draws random numbers too: until then the
-        run keeps the random states with which it began, and after that it takes the saved ones.
+        The first of these that holds says how the run goes on:
+
+        - In the very place that was saved, with a prepared loader: the loader goes on, with the saved random states.
+        - Between two epochs: the loader begins a pass, with the saved random states.
+        - Within an epoch: the loader begins a pass with the random states of this run's start, because reading draws
+          random numbers too. After the skipped batches the run takes the saved ones.
         """
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
-        is_saved_place = self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
+        self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
+        has_same_order = progress["order"] == self.plan.order_settings
+        batches_done = self.progress.batches
+        # An interrupted step is trained again from its beginning, which is another place.
+        is_saved_place = has_same_order and batches_done == progress["position"]["batches"]
         loader_goes_on = is_saved_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
-        batches = self.progress.batches
-        if loader_goes_on or not 0 < batches < self.plan.batches_per_epoch:
+        if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
         set_random_states(device, states_of_start)
-        return loading.SkippedBatches(batches, random_states_after=saved_states)
+        return loading.SkippedBatches(batches_done, random_states_after=saved_states)
 
     # Evaluation.
 
