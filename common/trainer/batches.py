@@ -1,7 +1,4 @@
-"""From samples to batches, and from batches to a model: collating, unused columns, labels, predictions.
-
-Models from elsewhere come in wrappers. What the model inside takes counts.
-"""
+"""From samples to batches, and from batches to a model: collating, unused columns, labels, predictions."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -16,26 +13,6 @@ from common.nested import leaves, map_nested
 # The keys of a sample's label, for the default collator, and of a batch's labels.
 LABEL = "label"
 LABELS = "labels"
-
-
-def parameters(function: Callable) -> list[str]:
-    """The names of a function's parameters."""
-    return list(inspect.signature(function).parameters)
-
-
-def model_inside(model: nn.Module) -> nn.Module:
-    """The model itself, or the one in a wrapper: PEFT's adapters, a compiled model, DataParallel, or one of one's own.
-
-    A wrapper of one's own has one child, and a `forward` that takes `*args` and `**kwargs` alone.
-    """
-    get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
-    if get_base_model is not None:
-        return get_base_model()
-    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
-    children = list(model.children())
-    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or len(children) != 1:
-        return model
-    return model_inside(children[0])
 
 
 def default_data_collator(samples: list) -> Any:
@@ -92,6 +69,26 @@ class ColumnFilter:
             columns = f"{', '.join(samples[0])} of the samples, {', '.join(sorted(self.columns))} of the model"
             raise ValueError(f"no column in common: {columns}. remove_unused_columns=False keeps them all")
         return self.collator(kept)
+
+
+def parameters(function: Callable) -> list[str]:
+    """The names of a function's parameters."""
+    return list(inspect.signature(function).parameters)
+
+
+def model_inside(model: nn.Module) -> nn.Module:
+    """The model itself, or the one in a wrapper: PEFT's adapters, a compiled model, DataParallel, or one of one's own.
+
+    A wrapper of one's own has one child, and a `forward` that takes `*args` and `**kwargs` alone.
+    """
+    get_base_model: Any = getattr(model, "get_base_model", None)  # PEFT's
+    if get_base_model is not None:
+        return get_base_model()
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    children = list(model.children())
+    if kinds != [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD] or len(children) != 1:
+        return model
+    return model_inside(children[0])
 
 
 def find_labels(model: nn.Module) -> list[str]:

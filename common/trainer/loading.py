@@ -54,10 +54,7 @@ def deal_out(loader: Any, accelerator: Accelerator) -> Any:
 
 
 def all_ranks_have_samples(loader: Any) -> bool:
-    """True if the batch that was read last is one of a batch on each rank, so that they may wait for each other.
-
-    In a short step a rank may have no samples of its own, and of a loader that is not prepared no batch.
-    """
+    """True unless the step that was read last is a short one, or the loader is not prepared."""
     return is_prepared(loader) and loader.short_step is None
 
 

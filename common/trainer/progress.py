@@ -94,8 +94,8 @@ class LossLog:
 
     Attributes:
         since_log: the sum of the shares since the last log. It is a float32 tensor on the device, as in `transformers`.
-        of_whole_steps: this sum after the last whole step. A checkpoint holds it, because a resumed run trains again on
-            the batches of an incomplete step.
+        of_whole_steps: this sum after the last whole step. A checkpoint holds it, because a resumed run begins with a
+            whole step. The losses of a step that stays incomplete at an epoch's end are then lost.
         total: the sum of all logged losses, which are means over the ranks.
         logged_step: the step at which losses were last logged.
         learning_rate, grad_norm: of the last step. The norm is a tensor on the device.
@@ -196,14 +196,10 @@ class Progress:
             "saved_steps": self.saved_steps,
         }
 
-    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> bool:
-        """Go on from what `state_dict` returned after so many steps; True if that is the very place.
-
-        It is another one if the order of the samples has changed, or if a step was interrupted and is trained again.
-        """
+    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> None:
+        """Go on from what `state_dict` returned after so many steps, from the beginning of a step."""
         position = saved["position"]
-        has_same_order = saved["order"] == plan.order_settings
-        if has_same_order:
+        if saved["order"] == plan.order_settings:
             self.epoch = position["epoch"]
             self.batches = position["batches"]
             if not plan.ends_step(self.batches):
@@ -215,4 +211,3 @@ class Progress:
         self.epoch_ended = position["epoch_ended"]
         self.loss_log.load_state_dict(saved["loss_log"], accelerator)
         self.saved_steps = saved["saved_steps"]
-        return has_same_order and self.batches == position["batches"]

@@ -59,8 +59,8 @@ class Trainer:
         preprocess_logits_for_metrics: (logits, labels) -> the predictions of a batch that an evaluation keeps.
 
     Attributes:
-        loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns its share of the step's loss (True) or the
-            mean over its micro-batch (False). By default it is as `compute_loss` says.
+        loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns a mean (False), or a loss that is not to be
+            divided (True). By default it is as the table there says.
     """
 
     loss_is_scaled_for_ga: bool | None = None
@@ -153,7 +153,8 @@ class Trainer:
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
-                damaged. Weights, log history and everything else end up as without the interruption.
+                damaged. Weights, log history and everything else end up as without the interruption, unless a window
+                was incomplete at the save: the gradients and losses of this window are lost.
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
@@ -256,19 +257,18 @@ class Trainer:
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
 
+        # False only where a stream ends within a window: as in `transformers`, the next step adds these gradients.
+        step_follows = self.plan.ends_step(self.progress.batches + len(window))
         for number, inputs in enumerate(window, start=1):
             is_last = number == len(window)
-            ends_step = self.plan.ends_step(self.progress.batches + 1)
-            accelerator.sync_gradients = ends_step
-            # The ranks average their gradients in the last micro-batch of a window, before its optimizer step. If a
-            # stream ends within a window, no step follows. As in `transformers`, the next epoch's first step adds these
-            # gradients to its own.
+            accelerator.sync_gradients = is_last and step_follows
+            # The ranks average their gradients in the last micro-batch of a window.
             averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
             with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
             self.progress.batches += 1
             self.progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if ends_step:
+            if is_last and step_follows:
                 self._optimizer_step()
                 self.call_event("on_step_end")
                 self._log_evaluate_save()
@@ -278,18 +278,15 @@ class Trainer:
                     break
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar.
-
-        `compute_loss` says which loss is a share already, and which is a mean.
-        """
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
         model.train()
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
         is_share = self.loss_is_scaled_for_ga
-        if is_share is None:
+        if is_share is None:  # the table in `compute_loss`
             model_divides = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            is_share = model_divides or self.compute_loss_func is not None
+            is_share = self._compute_loss_takes_count and (model_divides or self.compute_loss_func is not None)
         if not is_share and self.current_gradient_accumulation_steps > 1:
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
@@ -302,25 +299,28 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs); an override may leave the last argument out.
+        """The scalar loss of a batch, or (loss, outputs).
 
-        Without `num_items_in_batch` the loss is a mean over the batch, and `training_step` divides it by the number of
-        micro-batches in a step: each of them gets the same weight. What a `compute_loss_func` returns stays as it is.
+        num_items is `num_items_in_batch`, the number of labels in the whole step. A function is a `compute_loss_func`:
 
-        A model with a `**kwargs`, or a `compute_loss_func`, is given `num_items_in_batch`, the number of labels in the
-        whole step, for batches that have labels. The loss is then the sum of the batch's losses / this number, times
-        the number of ranks, because DDP takes the mean of the ranks' gradients: each label gets the same weight.
+            the loss comes from                     for a batch       it is                         divided later by
+            a model without **kwargs                of any kind       a mean                        the micro-batches
+            a model with **kwargs                   without labels    a mean                        the micro-batches
+            a model with **kwargs, or a function    with labels       sum / num_items * ranks       nothing
+            a function                              without labels    what it returns               nothing
+
+        An override returns what its row says. One without the argument `num_items_in_batch` always returns a mean.
+        Later, `training_step` divides means by the number of micro-batches in the step. The factor `ranks` is there
+        because DDP takes the mean of the ranks' gradients.
         """
-        loss_function = self.compute_loss_func
-        labels = None
-        if loss_function is not None:
+        if self.compute_loss_func is not None:
             inputs, labels = batches.split_labels(inputs)
-        elif not self.model_accepts_loss_kwargs:
-            num_items_in_batch = None  # an override may pass it to a model that does not take it
-        outputs = self._call_model(model, inputs, num_items_in_batch)
-        if loss_function is not None:
-            loss = loss_function(outputs, labels, num_items_in_batch=num_items_in_batch)
+            outputs = self._call_model(model, inputs, num_items_in_batch)
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         else:
+            if not self.model_accepts_loss_kwargs:
+                num_items_in_batch = None  # an override may pass it to a model that does not take it
+            outputs = self._call_model(model, inputs, num_items_in_batch)
             loss = losses.get_loss(outputs)
         if num_items_in_batch is not None and self.accelerator.num_processes > 1:
             loss = loss * self.accelerator.num_processes
@@ -495,8 +495,7 @@ class Trainer:
         self.progress.saved_steps.append(state.global_step)
         self._note_best_checkpoint(folder)
         state.stateful_callbacks = self.callback_handler.states(self.control)
-        is_cut_short = self.control.should_epoch_stop
-        progress = self.progress.state_dict(self.plan, self.accelerator, epoch_is_cut_short=is_cut_short)
+        progress = self.progress.state_dict(self.plan, self.accelerator, self.control.should_epoch_stop)
         # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
         with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, progress)):
             self.accelerator.save_state(folder, all_ranks=True)
@@ -536,24 +535,30 @@ class Trainer:
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-        If the run goes on in the very place that was saved, so does a prepared loader. Otherwise the loader begins a
-        pass, and skips the batches of this epoch that are done. Reading them draws random numbers too: until then the
-        run keeps the random states with which it began, and after that it takes the saved ones.
+        The first of these that holds says how the run goes on:
+
+        - In the very place that was saved, with a prepared loader: the loader goes on, with the saved random states.
+        - Between two epochs: the loader begins a pass, with the saved random states.
+        - Within an epoch: the loader begins a pass with the random states of this run's start, because reading draws
+          random numbers too. After the skipped batches the run takes the saved ones.
         """
         saved, progress = checkpoint.read_progress(folder)
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
-        is_saved_place = self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
+        self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
+        has_same_order = progress["order"] == self.plan.order_settings
+        batches_done = self.progress.batches
+        # An interrupted step is trained again from its beginning, which is another place.
+        is_saved_place = has_same_order and batches_done == progress["position"]["batches"]
         loader_goes_on = is_saved_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
-        batches = self.progress.batches
-        if loader_goes_on or not 0 < batches < self.plan.batches_per_epoch:
+        if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
         set_random_states(device, states_of_start)
-        return loading.SkippedBatches(batches, random_states_after=saved_states)
+        return loading.SkippedBatches(batches_done, random_states_after=saved_states)
 
     # Evaluation.
 

@@ -60,7 +60,7 @@ def resolve_steps(setting: float, num_training_steps: int) -> int:
 
 
 def is_count(value: Any) -> bool:
-    return value >= 1 and value == int(value)
+    return value >= 1 and float(value).is_integer()
 
 
 def is_steps(value: Any) -> bool:
@@ -293,6 +293,7 @@ class TrainingArguments:
         per_step = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
         for name in (*per_step, "save_total_limit"):
             self._check_number(name, is_count, "whole, above 0")
+        self.gradient_accumulation_steps = int(self.gradient_accumulation_steps)  # it may be 2.0
         for name in ("logging_steps", "save_steps"):
             self._check_number(name, is_steps, "whole and above 0, or a share below 1")
         for name in ("eval_steps", "warmup_steps"):

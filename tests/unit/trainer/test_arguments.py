@@ -216,6 +216,10 @@ def test_argument_activation_checkpointing(tmp_path):
         make_trainer(tmp_path, gradient_checkpointing=True).train()
 
 
+def test_a_number_of_micro_batches_may_be_a_float(tmp_path):
+    make_trainer(tmp_path, gradient_accumulation_steps=2.0).train()
+
+
 def test_argument_use_cache(tmp_path):
     for use_cache in (False, True):
         model = Net()
@@ -275,10 +279,11 @@ def test_a_metric_that_is_not_there_is_refused_by_name(tmp_path):
 IMPOSSIBLE = {
     "per_device_train_batch_size": [0, 1.5],
     "num_train_epochs": [-1],
-    "max_steps": [0],
+    "max_steps": [0, float("inf")],
     "learning_rate": [-1, "1e-3"],
     "optim": ["adam"],
     "logging_steps": [0, 2.5],
+    "save_steps": [float("inf")],
 }
 
 

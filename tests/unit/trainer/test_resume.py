@@ -15,7 +15,7 @@ from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from tests.bits import flip_a_bit
 from tests.toys import Points, Stream, seeded_net
-from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, stop, weights, without_timings
+from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
 
 
 class Killed(BaseException):
@@ -291,3 +291,25 @@ def test_a_loader_that_is_no_data_loader_goes_on_where_it_was(step, tmp_path):
 
     straight = run(tmp_path)
     assert_same_end(run(tmp_path / "more", str(tmp_path / f"checkpoint-{step}")), straight)
+
+
+def test_a_step_that_was_stopped_and_saved_halfway_is_made_from_its_beginning(tmp_path):
+    def run(folder, resume=None, *callbacks):
+        settings = {"gradient_accumulation_steps": 2, "logging_steps": 2, "num_train_epochs": 2}
+        trainer = make_trainer(folder, extra={"callbacks": callbacks}, **settings)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    stopped = run(tmp_path, None, At("on_substep_end", 2, save_and_stop))
+    assert (stopped.state.global_step, stopped.progress.batches) == (1, 3)
+    assert_same_end(run(tmp_path, True), run(tmp_path / "straight"))
+
+
+def test_a_prepared_loader_that_two_trainings_share_goes_on_where_it_was(tmp_path):
+    trainer = busy_trainer(tmp_path, **SETTINGS["steps"])
+    loader = trainer.get_train_dataloader()
+    trainer.get_train_dataloader = lambda: loader
+    trainer.train()
+    trainer.train()
+    resumed = run_busily(tmp_path / "more", resume=str(tmp_path / "checkpoint-3"), **SETTINGS["steps"])
+    assert_same_end(resumed, trainer)

@@ -51,6 +51,10 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
     expected = trained_weights(tmp_path, **settings)
     for trainer_class in (TutorialTrainer, KeywordTrainer):
         torch.testing.assert_close(trained_weights(tmp_path, trainer_class=trainer_class, **settings), expected)
+    counting = CountingNet()  # nobody gives it a count
+    counting.load_state_dict(seeded_net().state_dict())
+    by_tutorial = trained_weights(tmp_path, model=counting, trainer_class=TutorialTrainer, **settings)
+    torch.testing.assert_close(by_tutorial, expected)
     by_function = trained_weights(tmp_path, extra={"compute_loss_func": loss_per_item}, **settings)
     torch.testing.assert_close(by_function, expected, atol=1e-5, rtol=0)
 
