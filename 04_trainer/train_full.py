@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
+from common.accelerator.utils import patch_environment
 from common.args import parse_args
 from common.checkpoints.checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
 from common.checkpoints.schedule import CheckpointSchedule
@@ -81,9 +82,11 @@ def train(args):
         ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
     )
     optimizers = (optimizer, None)  # by default the Trainer makes an AdamW without weight decay
-    trainer = DigitTrainer(
-        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
-    )
+    # With neither fp16 nor bf16 the Trainer would obey the launcher's variable, also where the flag says "no".
+    with patch_environment(ACCELERATE_MIXED_PRECISION=args.mixed_precision):
+        trainer = DigitTrainer(
+            model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
+        )
     trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, train_set))
     torch.manual_seed(args.seed + process.process_index)  # else all would drop the same units
 

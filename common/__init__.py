@@ -1,7 +1,7 @@
-"""What the ladder shares. Of the modules that lie directly in here, a run meets these first, in this order:
+"""What the ladder shares. A run meets these modules and the package data first, in this order:
 
     args → settings → start         flags are parsed; what they leave open is decided; the process is set up
     data → model → eval_sampler     what is trained, and who evaluates which sample
 
-The others know nothing of training, and stand below everything: errors, files, launch, process_group, processes, …
+Of the others, test_imports lists as BASE those on which any room may stand, such as errors, files and launch.
 """

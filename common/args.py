@@ -52,8 +52,9 @@ def parse_args(script: str, argv: list[str] | None = None) -> argparse.Namespace
     """The flags of the script at the path `script`.
 
     `args.level` is the level's name, `args.script` that of the script, such as 03_accelerate/train_full, `args.dtype` a
-    torch.dtype, and `args.checkpoint_every` a CheckpointInterval in the two train_full.py, else None. Neither machine
-    nor launcher is looked at: `common.settings` does that, and `common.start` refuses files that cannot be written.
+    torch.dtype. In the two train_full.py `args.checkpoint_every` is a CheckpointInterval, and without their flags
+    precision and accumulation are None. Neither machine nor launcher is looked at: `common.settings` does that, and
+    `common.start` refuses files that cannot be written.
 
     Raises UserError after one line on stderr.
     """

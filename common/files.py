@@ -7,6 +7,7 @@ the system does in one step.
 import contextlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,16 +20,20 @@ def nearest_existing(path: Path) -> Path:
 
 def can_be_written(path: Path) -> bool:
     """True if `atomic_write` can write the file `path` now."""
-    if path.exists() and not path.is_file():
-        return not path.is_dir() and os.access(path, os.W_OK)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return not path.is_dir() and os.access(path, os.W_OK)
+    except FileNotFoundError:
+        pass  # It will be a regular file.
+    except OSError:  # For example the name is too long, or a folder on the way cannot be entered.
+        return False
     return os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)  # atomic_write follows links.
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
     """Write `content` to the file `path`, a text in UTF-8. See `atomic_write`.
 
-    Raises:
-        OSError: if it cannot be written; what was there before is then untouched.
+    Raises OSError if it cannot be written; what was there before is then untouched.
     """
     if isinstance(content, str):
         content = content.encode()
@@ -44,8 +49,7 @@ def atomic_write(path: str | os.PathLike) -> Iterator[Path]:
     existing file keeps its permissions, and a symbolic link is followed. A path that is no regular file, such as a pipe
     or /dev/null, cannot be replaced, so the block writes to it directly. A killed process leaves its draft behind.
 
-    Raises:
-        OSError: if the draft cannot be put in its place.
+    Raises OSError if the draft cannot be put in its place.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         yield Path(path)

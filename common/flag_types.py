@@ -9,8 +9,7 @@ from typing import Any
 def number(text: str, kind: type, description: str, least: float, most: float = sys.float_info.max) -> Any:
     """`text` as an int or a float from `least` to `most`.
 
-    Raises:
-        argparse.ArgumentTypeError: if it is not such a number; argparse prints the message with the flag's name.
+    Raises argparse.ArgumentTypeError if it is not such a number; argparse prints the message with the flag's name.
     """
     refusal = argparse.ArgumentTypeError(f"must be {description}, not {text!r}")
     try:

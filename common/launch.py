@@ -1,8 +1,10 @@
-"""The variables by which a launcher tells a process of its place in the run and of the launcher's configuration."""
+"""What a launcher tells a process in variables: its place in the run, and settings. Ranks are given the same here."""
 
 import os
 import socket
 from typing import NamedTuple
+
+from common.errors import fail
 
 # `python -m common.accelerator launch` sets these from its file and its flags.
 LAUNCHER_PRECISION = "ACCELERATE_MIXED_PRECISION"
@@ -13,10 +15,7 @@ LAUNCHER_THREADS = "ACCELERATE_CPU_THREADS"
 class Launch(NamedTuple):
     """The place of this process in the run, known before there is a process group. Alone it is rank 0 of 1.
 
-    Attributes:
-        rank: the number of this process in the run, counted from 0.
-        world_size: the number of processes of the run.
-        local_rank, local_world_size: the same among the processes of this machine.
+    `local_rank` and `local_world_size` are the same among the processes of this machine.
     """
 
     rank: int
@@ -26,12 +25,14 @@ class Launch(NamedTuple):
 
 
 def read_launch() -> Launch:
-    return Launch(
-        rank=int(os.environ.get("RANK", 0)),
-        world_size=int(os.environ.get("WORLD_SIZE", 1)),
-        local_rank=int(os.environ.get("LOCAL_RANK", 0)),
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-    )
+    """The place of this process, from torchrun's variables. Raises UserError for one that is no such number."""
+    numbers = []
+    for name, least in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
+        text = os.environ.get(name, str(least))
+        if not text.isdecimal() or int(text) < least:
+            fail(f"{name} is {text!r}: it must be a whole number of at least {least}")
+        numbers.append(int(text))
+    return Launch(*numbers)
 
 
 def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -125,9 +125,6 @@ class SortedLeaves:
 
     Those of {"y": 2, "x": 1} are 1 and 2. `replace_sorted([10, 20])` returns {"y": 20, "x": 10}. A key that has no
     `__repr__` of its own is named by its place, so all ranks have to insert such keys in one order.
-
-    Attributes:
-        named: the leaves with their names.
     """
 
     def __init__(self, data: Any, is_leaf: Callable[[Any], bool] | None = None) -> None:

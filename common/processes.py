@@ -65,15 +65,12 @@ class Ranks:
 
     Args:
         on_cpu: the processes see no GPU. Torch would start CUDA on the first one, also for jobs of the CPU.
-
-    Attributes:
-        workers: the processes; none before the first job.
     """
 
     def __init__(self, world_size: int, on_cpu: bool = False) -> None:
         self.world_size = world_size
         self.on_cpu = on_cpu
-        self.workers: list[Worker] = []
+        self.workers: list[Worker] = []  # none before the first job
 
     def run(
         self,
@@ -119,10 +116,7 @@ class Ranks:
         waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self.workers}
         deadline = time.monotonic() + timeout
         while waiting:
-            seconds = max(0, deadline - time.monotonic())
-            if failures:
-                seconds = min(seconds, SECONDS_AFTER_FAILURE)
-            ready = wait(waiting, seconds)
+            ready = wait(waiting, max(0, deadline - time.monotonic()))
             if not ready:
                 break
             for pipe in ready:
@@ -130,6 +124,7 @@ class Ranks:
                 answer = _receive(worker)
                 if isinstance(answer, Failed):
                     failures[worker.rank] = answer
+                    deadline = min(deadline, time.monotonic() + SECONDS_AFTER_FAILURE)
                 else:
                     results[worker.rank] = answer.result
         for worker in waiting.values():

@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import torch
@@ -65,12 +66,12 @@ def _run(job: Job, pipe: Connection) -> None:
     before = dict(os.environ)
     os.environ.update(job.environment)
     try:
-        pipe.send(Returned(job.function(*job.args, **job.kwargs)))
+        answer = ForkingPickler.dumps(Returned(job.function(*job.args, **job.kwargs)))  # as `pipe.send` would
     except UserError as error:
-        pipe.send(Failed(str(error)))  # It is one line that says what to correct.
+        answer = ForkingPickler.dumps(Failed(str(error)))  # It is one line that says what to correct.
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-        pipe.send(Failed(reason))
+        answer = ForkingPickler.dumps(Failed(reason))
     finally:
         if torch.cuda.is_initialized():
             # The next job may be measured on the same GPU, by this process or by another.
@@ -79,3 +80,4 @@ def _run(job: Job, pipe: Connection) -> None:
         use_all_cores()  # The job may have confined this process to a device.
         os.environ.clear()
         os.environ.update(before)
+    pipe.send_bytes(answer)

@@ -42,8 +42,7 @@ def fit_to_machine(args: Namespace) -> Namespace:
 def find_device(text: str, one_process: bool) -> torch.device:
     """The device that `text` names. A GPU has an index if `one_process`; else each rank chooses its own later.
 
-    Raises:
-        UserError: for a text other than auto, cpu, cuda and, if `one_process`, cuda:N; for a device that is not there.
+    Raises UserError for another text than auto, cpu, cuda and, if `one_process`, cuda:N; for a device that is missing.
     """
     match = re.fullmatch("auto|cpu|cuda(:(?P<index>[0-9]{1,9}))?", text)
     if match is None:

@@ -13,8 +13,7 @@ from common.allocator import keep_large_blocks
 from common.cores import available_cores, confine_to_device, threads_per_worker, use_all_cores
 from common.errors import fail
 from common.files import can_be_written, nearest_existing
-from common.launch import LAUNCHER_PRECISION, LAUNCHER_THREADS, Launch, read_launch
-from common.levels import WITH_CHECKPOINTS
+from common.launch import LAUNCHER_THREADS, Launch, read_launch
 from common.settings import fit_to_machine
 
 PR_SET_PDEATHSIG = 1  # in Linux's prctl.h
@@ -25,8 +24,7 @@ def prepare_process(args: Namespace) -> Namespace:
 
     1. The settings are decided. Rank 0 looks if files can be written.
     2. On Linux the process gets SIGTERM when torchrun has ended. A `train_full` with `--checkpoint-dir` then saves.
-    3. The Trainer is kept from another precision than that of `--mixed-precision`.
-    4. On a CPU the C library keeps large blocks of memory (`--allocator`), and the process has the threads of its
+    3. On a CPU the C library keeps large blocks of memory (`--allocator`), and the process has the threads of its
        device (`--cores-per-device`) or an equal share of this machine's cores. torchrun would give it one thread.
 
     Raises UserError as `fit_to_machine`, for files that cannot be written, and for more devices than there are cores.
@@ -39,9 +37,6 @@ def prepare_process(args: Namespace) -> Namespace:
             slow = "fp16 on a CPU works, but its convolutions are some 90 times slower than float32's"
             print(f"warning: {slow}", file=sys.stderr, flush=True)
     end_with_launcher()
-    if settings.script in WITH_CHECKPOINTS and LAUNCHER_PRECISION in os.environ:
-        # With neither fp16 nor bf16 set, the Trainer would obey this variable, also where the flag says "no".
-        os.environ[LAUNCHER_PRECISION] = settings.mixed_precision
     if settings.device.type == "cpu":
         if settings.allocator == "keep":
             keep_large_blocks()

@@ -7,14 +7,18 @@ from torch import Tensor
 
 
 def max_difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference between the numbers of two tensors: 0 for two nans, infinite for a nan and a number."""
+    """The largest difference of the numbers of two tensors of one shape: 0 for two nans, infinite for one nan."""
+    if one.shape != other.shape:
+        raise ValueError(f"tensors of the shapes {tuple(one.shape)} and {tuple(other.shape)} cannot be compared")
+    if one.numel() == 0:
+        return 0.0
     equal = (one == other) | (one.isnan() & other.isnan())
     differences = (one - other).abs().masked_fill(equal, 0.0)
     return differences.nan_to_num(nan=math.inf, posinf=math.inf).max().item()
 
 
 def max_weight_difference(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
-    """The largest difference between the tensors of two state dicts. Raises ValueError if their keys differ."""
+    """The largest difference between the tensors of two state dicts. Raises ValueError if keys or shapes differ."""
     different = sorted(weights.keys() ^ others.keys())
     if different:
         raise ValueError(f"only one of two networks has {', '.join(different)}")

@@ -28,6 +28,7 @@ class DigitImages(Dataset):
         name: str,
         images: Tensor,
         labels: Tensor,
+        *,
         count: int | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,

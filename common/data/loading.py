@@ -40,8 +40,9 @@ def load_data(args: Namespace) -> tuple[DigitImages, DigitImages]:
             # This is the rank's own GPU. It may not be the current one yet: a Trainer chooses it when it is made.
             device = torch.device("cuda", read_launch().local_rank % torch.cuda.device_count())
     _, labels = train
-    train_set = DigitImages(name, *train, count_training_samples(args, len(labels)), args.dtype, device)
-    test_set = DigitImages(name, *test, args.eval_samples, args.dtype, device)
+    count = count_training_samples(args, len(labels))
+    train_set = DigitImages(name, *train, count=count, dtype=args.dtype, device=device)
+    test_set = DigitImages(name, *test, count=args.eval_samples, dtype=args.dtype, device=device)
     return train_set, test_set
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.client
+import os
 import socket
 import sys
 import tempfile
@@ -33,14 +34,13 @@ def raw_folder(data_dir: str | Path) -> Path:
 
 def mnist_on_disk(data_dir: str | Path) -> bool:
     """True if all four files are in `data_dir`. `read_mnist` checks their content."""
-    return all((raw_folder(data_dir) / name).exists() for name in MNIST_FILES)
+    return all(os.path.exists(raw_folder(data_dir) / name) for name in MNIST_FILES)
 
 
 def read_mnist(data_dir: str | Path, part: str) -> tuple[Tensor, Tensor]:
     """The images (n, 28, 28) and labels (n,) of a part of MNIST, "train" or "t10k", as uint8 tensors.
 
-    Raises:
-        UserError: if a file is not the published one, or cannot be read.
+    Raises UserError if a file is not the published one, or cannot be read.
     """
     raw = raw_folder(data_dir)
     images = _read(raw / f"{part}-images-idx3-ubyte", header=16)
@@ -65,8 +65,7 @@ def download(data_dir: str | Path) -> None:
 
     If the process is killed between two moves, `mnist_on_disk` remains False, and the next call fetches all four again.
 
-    Raises:
-        CannotDownload: if there is no network, or if nothing can be written to the folder.
+    Raises CannotDownload if there is no network, or if nothing can be written to the folder.
     """
     from torchvision.datasets import MNIST
 

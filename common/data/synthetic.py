@@ -41,8 +41,7 @@ def draw_cache() -> Path:
 def read_synthetic() -> list[tuple[Tensor, Tensor]]:
     """The training and the test set, each as uint8 images (n, 28, 28) and uint8 labels (n,).
 
-    Raises:
-        UserError: if the file is damaged.
+    Raises UserError if the file is damaged.
     """
     path = draw_cache()
     try:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common import ladder, start
+from common.accelerator.state import AcceleratorState
 from common.args import parse_args
 from common.checkpoints.schedule import CheckpointInterval
 from common.errors import UserError
@@ -17,7 +18,7 @@ from common.launch import rank_variables
 from common.levels import ONE_PROCESS
 from common.settings import fit_to_machine
 from common.start import prepare_process
-from tests.levels import FULL
+from tests.levels import FULL, SHORT
 
 DEFAULTS = {
     "epochs": 1,
@@ -135,6 +136,9 @@ def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):
         ("02_ddp_raw", [], "02_ddp_raw needs torchrun: torchrun --standalone"),
         ("00_single_gpu", ["--device", "mps"], "CUDA_VISIBLE_DEVICES says which GPUs"),
         (FULL, ["--checkpoint-every", "1m"], "seconds as in 60s, from 1 to 999999999, not '1m'"),
+        (FULL, ["--checkpoint-every", "0s"], "from 1 to 999999999, not '0s'"),
+        ("00_single_gpu", ["--replicas"], "--replicas belongs to 01_data_parallel, not to 00_single_gpu"),
+        ("00_single_gpu", ["--save", "w" * 300], "it must be a file in a folder that exists"),
     ],
 )
 def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
@@ -241,6 +245,7 @@ def test_a_train_full_takes_what_the_launcher_says(monkeypatch):
         (FULL, "", "GRADIENT_ACCUMULATION_STEPS=auto", "STEPS is 'auto': it must be a whole number"),
         (FULL, "--gradient-accumulation-steps 2", "GRADIENT_ACCUMULATION_STEPS=4", "=4 contradicts --gradient-acc"),
         ("04_trainer", "", "GRADIENT_ACCUMULATION_STEPS=4", "=4 contradicts --gradient-accumulation-steps 1: give one"),
+        ("04_trainer", "", "MIXED_PRECISION=bf16", "=bf16: only train_full.py has --mixed-precision"),
         ("03_accelerate", "", "MIXED_PRECISION=bf16", "=bf16: only train_full.py has --mixed-precision"),
         ("00_single_gpu", "--cores-per-device 1", "CPU_THREADS=3", "=3 contradicts --cores-per-device 1: give one of"),
     ],
@@ -251,12 +256,22 @@ def test_what_contradicts_the_launcher_is_refused(script, flags, launchers, mess
     assert message in found and launchers.partition("=")[0] in found
 
 
+@pytest.mark.parametrize("name, value", [("WORLD_SIZE", ""), ("RANK", "x"), ("LOCAL_WORLD_SIZE", "0")])
+def test_a_launchers_variable_that_is_no_number_is_one_line(name, value, monkeypatch):
+    monkeypatch.setenv(name, value)
+    assert f"{name} is {value!r}: it must be a whole number" in refusal(launch, "00_single_gpu", "--device", "cpu")
+
+
 @pytest.mark.parametrize("script", ladder.WITH_CHECKPOINTS)
-@pytest.mark.parametrize("launchers, flag", [("bf16", "no"), ("no", "bf16"), ("fp16", "bf16")])
+@pytest.mark.parametrize("launchers, flag", [("bf16", "no"), ("no", "bf16")])
 def test_the_precision_is_that_of_the_flag_where_both_are_given(script, launchers, flag, monkeypatch):
+    """A second run in the same process, without the flag, has the launcher's."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launchers)
-    launch(script, "--mixed-precision", flag, "--device", "cpu")
-    assert os.environ["ACCELERATE_MIXED_PRECISION"] == flag
+    module = ladder.load(script)
+    for flags, expected in (["--mixed-precision", flag], flag), ([], launchers):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        module.train(launch(script, *SHORT, *flags, "--device", "cpu"))
+        assert AcceleratorState().mixed_precision == expected
 
 
 @pytest.mark.parametrize("precision, warnings", [("fp16", 1), ("bf16", 0), ("no", 0)])

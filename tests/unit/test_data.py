@@ -81,10 +81,13 @@ def test_without_mnist_and_network_auto_says_loudly_what_it_takes(tmp_path, monk
     assert len(warnings) == 1 and "Training on the synthetic digits instead" in warnings[0]
 
 
-def test_a_data_folder_that_cannot_be_made_is_an_error_or_synthetic(tmp_path, capsys):
+def test_a_data_folder_that_cannot_be_made_is_an_error_or_synthetic(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="Not a directory"):
         load_data(flags(dataset="mnist", data_dir=tmp_path / "file"))
+    monkeypatch.setattr(MNIST, "__init__", lambda *args, **kwargs: None)  # as if it had been downloaded
+    with pytest.raises(UserError, match="File name too long"):
+        load_data(flags(dataset="mnist", data_dir=tmp_path / ("d" * 300)))
     assert load_data(flags(dataset="auto", data_dir=tmp_path / "file"))[0].name == "synthetic"
     assert "NOT MNIST: " in capsys.readouterr().err
 
@@ -123,6 +126,7 @@ def test_the_ranks_of_two_machines_have_the_same_digits(tmp_path, mnist):
     [
         ({"batch_size": 64, "train_samples": 63}, "63 training samples are fewer than one batch of 64"),
         ({"batch_size": 64, "train_samples": 640, "max_steps": 11}, "11 is more than an epoch's 10 steps"),
+        ({"batch_size": 64, "train_samples": 70_000, "max_steps": 1000}, "1000 is more than an epoch's 937 steps"),
         ({"batch_size": 64, "max_steps": 1, "epochs": 2}, "--max-steps 1 is for one epoch"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
 
 @ON_POSIX
-def test_permissions_links_and_devices_stay(tmp_path):
+def test_permissions_links_and_pipes_stay(tmp_path):
     path = tmp_path / "real"
     path.write_text("old")
     path.chmod(0o600)

@@ -206,6 +206,7 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--module", "--no_python", "x.py"], "--module and --no_python cannot be used together"),
         (["--cpu", "--multi_gpu", "x.py"], "--cpu and --multi_gpu exclude each other"),
+        (["--use_fsdp", "--multi_gpu", "x.py"], "--use_fsdp and --multi_gpu exclude each other"),
         (["--cpu", "nowhere.py"], "no such script: nowhere.py"),
         (["--cpu", "--no_python", "no-such-program"], "cannot execute no-such-program: No such file"),
         (["--config_file", "nowhere.yaml", "x.py"], "No such file or directory: 'nowhere.yaml'"),

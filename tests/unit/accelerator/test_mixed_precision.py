@@ -161,7 +161,7 @@ class Wrapping(torch.optim.Optimizer):
 
 # A fused optimizer's step always runs, and its kernel leaves the weights alone.
 @pytest.mark.parametrize("make", [torch.optim.SGD, partial(torch.optim.SGD, fused=True), Wrapping])
-def test_an_overflow_skips_step_and_schedule(make):
+def test_an_overflow_skips_step_and_schedule_and_halves_the_scale(make):
     accelerator = fp16()
     model = new_model()
     optimizer = make(model.parameters(), lr=0.1)
@@ -197,7 +197,7 @@ def test_clipping_twice_and_several_optimizers(is_scaled):
         assert_steps_in_float32(model, seed, steps=2, max_norm=0.2)
 
 
-def test_gradients_dropped_after_clipping():
+def test_gradients_may_be_dropped_after_clipping():
     # A script that leaves a step out, for instance because the norm is too large, and clears with the model's method.
     accelerator = fp16()
     model, optimizer = prepare(accelerator)
@@ -242,7 +242,7 @@ def test_an_overflow_skips_its_own_optimizer_alone(overflowing, scale_between):
         assert accelerator.scaler.get_scale() == scale
 
 
-def test_a_backward_between_clipping_and_step():
+def test_a_backward_may_lie_between_clipping_and_step():
     accelerator = fp16()
     (first, second), (steps_first, steps_second) = prepare_several(accelerator, 2)
     accelerator.backward(loss_of(second))

@@ -112,6 +112,9 @@ def test_equal_weights_have_equal_checksums_and_no_distance():
     for name in weights:
         broken = weights | {name: torch.full_like(weights[name], torch.nan)}
         assert max_weight_difference(broken, weights) == float("inf")
+    assert max_weight_difference({"w": torch.empty(0)}, {"w": torch.empty(0)}) == 0
+    with pytest.raises(ValueError, match=r"shapes \(1,\) and \(5,\)"):
+        max_weight_difference({"w": torch.ones(1)}, {"w": torch.ones(5)})
     with pytest.raises(ValueError, match="only one of two networks has module"):
         max_weight_difference(weights | {"module.a": weights["a"]}, weights)
 
