@@ -78,7 +78,6 @@ def _output(*command: str) -> str | None:
 
 
 def _processor() -> str:
-    """The processor's name where Linux tells it, else its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     known = cpuinfo.read_text() if cpuinfo.exists() else ""
     name = re.search(r"^model name\s*: *(.*)$", known, re.MULTILINE)

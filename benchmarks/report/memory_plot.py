@@ -62,7 +62,6 @@ def _panel(panel, peaks: dict[str, list[dict[str, int]]], top: float) -> None:
 
 
 def _stack(panel, position: float, split: dict[str, int]) -> None:
-    """The bar of one device, made of what it holds."""
     below = 0.0
     for category, size in split.items():
         height = size / 2**20
@@ -71,7 +70,6 @@ def _stack(panel, position: float, split: dict[str, int]) -> None:
 
 
 def _mib(devices: list[dict[str, int]]) -> list[float]:
-    """The height of each device's bar."""
     return [size / 2**20 for size in totals(devices)]
 
 

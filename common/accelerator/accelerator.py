@@ -894,7 +894,6 @@ class Accelerator:
 
     @property
     def project_dir(self) -> str | os.PathLike | None:
-        """The folder of the project."""
         return self.project_configuration.project_dir
 
     @property

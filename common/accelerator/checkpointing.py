@@ -221,7 +221,6 @@ def _weights_by_file(run: RunState, draft: Path, safe_serialization: bool) -> di
 
 
 def _make_room(project: ProjectConfiguration, just_written: Path) -> None:
-    """Remove the oldest checkpoints where there are more than `total_limit`."""
     if _writes_main_part(project) and project.automatic_checkpoint_naming and project.total_limit is not None:
         remove_old_checkpoints(just_written, project.total_limit)
 
@@ -239,7 +238,6 @@ def _absolute(folder: str | os.PathLike) -> Path:
 
 
 def _folder_of_all(project: ProjectConfiguration) -> Path:
-    """The folder that holds all checkpoints under automatic naming."""
     if project.project_dir is None:
         raise ValueError("automatic_checkpoint_naming needs a project_dir")
     return Path(os.path.abspath(project.project_dir), "checkpoints")
@@ -283,7 +281,6 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(contents: dict[str, Any], folder: Path) -> None:
-    """Write each of `contents` to the file of its name in `folder`."""
     for name, content in contents.items():
         if name.endswith(".safetensors"):
             write_safetensors(content, folder / name)
@@ -488,7 +485,6 @@ def _warn_of_ranks_without_part(saved: SavedRun) -> None:
 
 
 def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: bool) -> None:
-    """Log the files of objects that this run has not prepared."""
     kinds = "model|pytorch_model|optimizer|scheduler"
     if with_loaders:
         kinds += "|sampler|dl_state_dict"

@@ -74,7 +74,6 @@ class LossScaler(torch.amp.GradScaler):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave."""
         # The steps so far were made with the scale that is replaced, and must not change the new one.
         self._update_if_due()
         super().load_state_dict(state_dict)

@@ -152,7 +152,6 @@ def gather_tensors(collective: str, named: list[NamedLeaf]) -> list[torch.Tensor
 
 
 def _require_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
-    """The leaves, which must be tensors."""
     for name, leaf in named:
         if not isinstance(leaf, torch.Tensor):
             raise TypeError(f"Unsupported types ({type(leaf)}) in a collective: {name or 'the input'} is no tensor")

@@ -151,7 +151,6 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave."""
         if self._is_sharded():
             fsdp_utils.load_whole_optimizer_state(self.optimizer, state_dict)
         else:

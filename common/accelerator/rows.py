@@ -24,7 +24,6 @@ def is_list_of_entries(data: Any) -> bool:
 
 
 def _is_array(leaf: Any) -> bool:
-    """True for a tensor or an array of at least one dimension."""
     return getattr(leaf, "ndim", 0) > 0
 
 

@@ -69,5 +69,4 @@ class AcceleratedScheduler:
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave."""
         self.scheduler.load_state_dict(state_dict)

@@ -303,7 +303,6 @@ class DataLoaderShard(DataLoader):
 
     @property
     def _sharing(self) -> Sharing:
-        """The process whose batches these are, and what a step is."""
         processes = PartialState() if self.shard is None else self.shard
         return Sharing(processes.process_index, processes.num_processes, self.total_batch_size)
 

@@ -405,7 +405,6 @@ class AcceleratorState(PartialState):
 
 
 def _already_initialized(setting: str, reason: str) -> ValueError:
-    """An error for a setting that the process cannot be given any more."""
     return ValueError(
         f"AcceleratorState has already been initialized and cannot be changed: {reason}. Restart your runtime "
         f"completely and pass `{setting}` to the first `Accelerator()`"

@@ -86,7 +86,6 @@ class JSONLinesTracker(GeneralTracker):
         self.path = Path(logging_dir) / f"{run_name}.jsonl"
 
     def start(self) -> None:
-        """Open the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.tracker = self.path.open("a", buffering=1, encoding="utf-8")
 
@@ -99,7 +98,6 @@ class JSONLinesTracker(GeneralTracker):
         self._write({"step": step, **values, **kwargs})
 
     def finish(self) -> None:
-        """Close the file."""
         self.tracker.close()
 
     def _write(self, row: dict[str, Any]) -> None:

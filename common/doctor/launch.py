@@ -121,7 +121,6 @@ def _stop(ranks: list[Rank]) -> list[Rank]:
 
 
 def _signal_group(rank: Rank, signal_number: int) -> None:
-    """Signal a rank and what it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(rank.process.pid, signal_number)
 

@@ -95,7 +95,6 @@ def _run_on_ranks(world_size: int, name: str, path: Path) -> list[Returned]:
 
 
 def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
-    """The outcome of the solution on this rank, in a process group of all ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE))
     # The last barrier has a group of its own. In the default group it would answer a collective that only one rank of
     # the solution has called.
@@ -118,7 +117,6 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
 
 
 def _outcome(checker: ModuleType, path: Path, expected: Any) -> Outcome:
-    """The outcome of running the solution."""
     try:
         spec = importlib.util.spec_from_file_location("solution", path)
         solution = importlib.util.module_from_spec(spec)

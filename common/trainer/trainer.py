@@ -177,7 +177,6 @@ class Trainer:
         return self._finish(start_time, first_step)
 
     def _prepare_training(self) -> None:
-        """Prepare loader, model, optimizer and scheduler, and begin a new state."""
         accelerator = self.accelerator
         if self.args.activation_checkpointing:
             pretrained.enable_activation_checkpointing(self.model, self.args.activation_checkpointing_kwargs)
@@ -205,7 +204,6 @@ class Trainer:
         self.callback_handler.train_dataloader = self.train_dataloader
 
     def _new_state(self) -> TrainerState:
-        """The state with which a training begins that follows `plan`."""
         args = self.args
         max_steps = self.plan.max_steps
         state = TrainerState(
@@ -228,7 +226,6 @@ class Trainer:
         return state
 
     def _train_epoch(self, skipped: loading.SkippedBatches | None) -> None:
-        """Train on the windows that are left of an epoch, and end it."""
         progress = self.progress
         progress.epoch_ended = False
         self.call_event("on_epoch_begin")

@@ -114,7 +114,6 @@ def _hidden_path(folder: Path, name: str) -> Path:
 
 
 def _hidden_paths(folder: Path, pattern: str) -> list[Path]:
-    """The hidden paths in `folder` and beside it whose names match."""
     return [*folder.glob(f".{pattern}"), *folder.parent.glob(f".{glob.escape(folder.name)}.{pattern}")]
 
 

@@ -23,7 +23,6 @@ def install(recorder: Recorder) -> None:
 
 
 def _state_dicts(value: Any) -> list[list[str]]:
-    """The keys of each dict of tensors in it."""
     if not isinstance(value, dict) or not value:
         return []
     if all(isinstance(part, Tensor) for part in value.values()):
