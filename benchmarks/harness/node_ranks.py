@@ -39,7 +39,7 @@ class NodeRanks(NamedTuple):
 
 @contextmanager
 def node_ranks() -> Iterator[NodeRanks]:
-    """Two nodes with a rank on each. CannotMeasure is raised where there can be no nodes."""
+    """Two nodes, for jobs with one rank or with one on each node. Raises CannotMeasure where there can be no nodes."""
     check_two_nodes()
     with two_nodes() as nodes:
         # Not those of `common.processes.ranks`, because a rank stays on its node after a job.

@@ -2,6 +2,7 @@
 
 The fused operator of a GPU includes dropout. That of a CPU does not: with dropout, a CPU computes attention in some ten
 operators, which keep the scores of each pair of positions. So the dropout is left out here.
+Where values have another head dimension than queries a CPU keeps scores too, and they count, unlike on some GPUs.
 """
 
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 @contextmanager
 def fused_attention() -> Iterator[None]:
-    """A block in which `scaled_dot_product_attention` has no dropout on a CPU.
+    """A block in which `scaled_dot_product_attention` has no dropout on a CPU, in any thread of this process.
 
     What is replaced is the operator and not its name in Python. So it does not matter who calls it: a file that
-    imported the name, a module of torch, or backward where a checkpointed unit is computed again.
+    imported the name, a module of torch, or backward where a checkpointed unit is computed again. A public `Library`
+    would stay in place until the garbage collector removes it.
     """
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("scaled_dot_product_attention", _attend_without_dropout, "AutogradCPU")

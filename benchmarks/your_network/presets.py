@@ -39,11 +39,11 @@ NVLINK_B200 = nvlink(18 * 40.1)
 A100 = 938
 A100_AMP = 2470
 # PyTorch's rates on newer GPUs are not published. They are taken to be as many times those of the A100 as the memory is
-# faster: 2.0 TB/s for the A100, then 3.35, 4.8 and 8.0. Sources: NVIDIA's datasheets "A100 80GB" (2021), "H100" (2023),
-# "H200" (2024) and "HGX B200" (2025), all for SXM.
-H100_TIMES_A100 = 1.7
-H200_TIMES_A100 = 2.4
-B200_TIMES_A100 = 4.0
+# faster, in GB/s. Sources: NVIDIA's datasheets "A100 80GB" (2021), "H100" (2023), "H200" (2024) and "HGX B200" (2025),
+# all for SXM.
+H100_TIMES_A100 = 3350 / 2039
+H200_TIMES_A100 = 4800 / 2039
+B200_TIMES_A100 = 8000 / 2039
 
 GPUS = {
     "v100": Gpu("V100, float32", 367, nvlink(6 * 20)),

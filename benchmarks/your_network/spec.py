@@ -75,7 +75,7 @@ def _imported(path: Path) -> Any:
     sys.path.insert(0, str(path.parent.resolve()))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         fail(f"{path} cannot be imported: {described(error)}")
     return module
 

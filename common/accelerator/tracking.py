@@ -127,7 +127,6 @@ class TensorBoardTracker(GeneralTracker):
         return self.writer
 
     def start(self) -> None:
-        """Open the event file."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(self.logging_dir, **self.init_kwargs)
@@ -156,7 +155,6 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.flush()
 
     def finish(self) -> None:
-        """Close the event file."""
         self.writer.close()
 
 
