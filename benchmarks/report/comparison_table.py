@@ -15,7 +15,6 @@ TERMINAL_COLUMNS = 80
 
 
 def summary(report: dict) -> str:
-    """All that a comparison has found."""
     lines = [f"{tables(report)}\n"]
     lines += [wrapped(verdict.line) for verdict in verdicts(report)]
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
 from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
-from .sampler import ShortStep, Step, groups_of
+from .sampler import ShortStep, Step, groups_of, index_sampler_of
 from .shard import DataLoaderShard
 from .state import PartialState
 
@@ -74,15 +75,14 @@ class DataLoaderDispatcher(DataLoaderShard):
             # Whether a step is short is known when all its batches are joined.
             batches = self._joined_batches(step.content for step in steps)
             return self._send_steps(self._whole_steps(batches, this_pass))
-        run_on_all_ranks(self._draw_torchs_seed)
-        # In a run that resumes, every process may read. So each saves how the order was drawn.
-        this_pass.begin_order(self.samplers[-1])
+        run_on_all_ranks(partial(self._draw_as_main_process, this_pass))
         return self._receive_steps()
 
-    def _draw_torchs_seed(self) -> None:
-        """Draw the seed that torch draws when the main process begins to read.
+    def _draw_as_main_process(self, this_pass: Pass) -> None:
+        """Draw what torch draws in the original, where every process begins to read: a seed and, for workers, an order.
 
-        The generators of all ranks stay alike, unless the order is drawn from torch's: rank 0 alone draws it.
+        So the generators of all ranks stay alike, unless an order without workers is drawn from torch's: rank 0 alone
+        draws it.
         """
         is_new_reader = self._reader is None
         reader = self._get_reader()
@@ -90,6 +90,10 @@ class DataLoaderDispatcher(DataLoaderShard):
             iter(reader)  # As in the original, `iter` of a stream is called on every process.
         elif is_new_reader:  # Workers that stay alive, with their reader, get no second seed.
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        # In a run that resumes, every process may read. So each saves how the order was drawn.
+        this_pass.begin_order(self.samplers[-1])
+        if self.prefetch_factor is not None:  # There are workers.
+            list(islice(index_sampler_of(self), self.prefetch_factor * self.num_workers))
 
     def _joined_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader."""

@@ -44,7 +44,7 @@ def loaded_position(state: dict[str, Any], sharing: Sharing, is_seedable: bool) 
         if saved.step_size != sharing.step_size:
             raise ValueError(f"an epoch of {saved.step_size} samples per step cannot go on with {sharing.step_size}")
         if (state["sampler_seed"] is not None) != is_seedable:
-            raise ValueError("an epoch cannot go on with another use_seedable_sampler: its order would be another one")
+            raise ValueError("an epoch in a seedable order cannot go on in another order, nor the reverse")
     if saved.step_size != sharing.step_size:
         return position._replace(step=0)  # If the script sets the finished epoch, it begins anew.
     if saved != sharing:

@@ -267,8 +267,8 @@ class DataLoaderShard(DataLoader):
         the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
 
         Raises:
-            ValueError: if a stateful loader has stopped within an epoch, and its steps had another size, or it had
-                another `use_seedable_sampler`.
+            ValueError: if a stateful loader has stopped within an epoch, and its steps had another size, or only one of
+                the two orders is a seedable one.
         """
         if not state_dict:
             self.progress.follow(Position(self.iteration))

@@ -30,7 +30,6 @@ class SameTraining:
         self.settings = {"--batch-size": batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The settings."""
         return self.settings
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

@@ -64,7 +64,6 @@ class Clock:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps so far."""
         return self._micro_batches // self.accumulation
 
     def steps_per_second(self) -> float:

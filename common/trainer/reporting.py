@@ -34,7 +34,6 @@ def print_summary(args: TrainingArguments, state: TrainerState, train_dataloader
 
 
 def print_log(logs: dict[str, Any]) -> None:
-    """Print logged values in a line."""
     print_above_bar(" | ".join(f"{name} {_shortened(value)}" for name, value in logs.items()))
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
@@ -135,6 +135,26 @@ def test_workers_of_the_main_process_change_nothing(kind, workers):
         assert len(rows) == 4 and sorted(numbers) == list(range(13))
     for one, two in (plain, loaded):
         assert one[1] == two[1], "the generators of the ranks differ"
+
+
+def draws_after_beginning_to_read(accelerator, sampler, persistent):
+    torch.manual_seed(7)
+    settings = {"num_workers": 1, "multiprocessing_context": "fork", "persistent_workers": persistent}
+    rows = Rows(80, accelerator.process_index)
+    loader = accelerator.prepare(DataLoader(rows, batch_size=2, sampler=sampler, **settings))
+    draws = []
+    for _ in range(2):
+        next(iter(loader))
+        draws.append(torch.rand(()).item())
+    return draws
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_where_workers_read_all_ranks_draw_the_order(persistent, replacement):
+    sampler = RandomSampler(range(80), replacement=replacement)
+    one, two = on_dispatching_ranks(2, draws_after_beginning_to_read, sampler, persistent)
+    assert one == two
 
 
 class NoisyRows(Rows):

@@ -234,7 +234,7 @@ def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
 
 def test_an_epoch_in_a_shuffled_order_does_not_go_on_in_a_seedable_one():
     for before, after in itertools.permutations(["random", "seedable, a seed"]):
-        with pytest.raises(ValueError, match="cannot go on with another use_seedable_sampler"):
+        with pytest.raises(ValueError, match="seedable order cannot go on in another"):
             prepared(after).load_state_dict(stopped_after(prepared(before), 3))
 
 
