@@ -30,7 +30,7 @@ def contents(batch: Any) -> list[Content]:
     for tensor in tensors_in(batch):
         if columns and len(tensor) != len(columns[0]):
             continue  # it is of the batch, and not of its samples
-        rows = tensor.detach().reshape(len(tensor), -1)
+        rows = tensor.detach().unsqueeze(-1).flatten(start_dim=1)
         stride = max(1, rows.shape[1] // VALUES_PER_TENSOR)
         spread = rows[:, ::stride].cpu()
         columns.append([_fingerprint(row) for row in spread])

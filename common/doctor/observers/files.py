@@ -15,7 +15,7 @@ def install(recorder: Recorder) -> None:
     """Let the recorder note the files that the script saves."""
 
     def before_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        path = getattr(f, "name", f)  # `f` is an open file, or itself a path
+        path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)  # else it is an open file
         if isinstance(path, str | os.PathLike):
             recorder.record.saves.append(Save(str(Path(path).resolve()), _state_dicts(obj)))
 

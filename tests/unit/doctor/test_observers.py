@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.doctor.answers import Finding, NotExamined, Right
 from common.doctor.checks import optimizers, steps
+from common.doctor.observers import files
 from common.doctor.observers.clipping import ClippingObserver
 from common.doctor.observers.contents import contents
 from common.doctor.observers.networks import NetworkObserver
@@ -24,6 +25,20 @@ def test_a_text_is_the_same_however_far_it_is_filled_up():
     padded = contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
     assert alone[0] == padded[0]
     assert alone[0] != padded[1]
+
+
+def test_an_empty_batch_has_no_samples():
+    assert contents({"x": torch.zeros(0, 3), "y": torch.zeros(0)}) == []
+
+
+def test_files_of_one_name_in_two_folders_are_two(tmp_path):
+    watched = []
+    recorder = SimpleNamespace(record=Record(rank=0), wrap=lambda *_, before: watched.append(before))
+    files.install(recorder)
+    [before_save] = watched
+    for folder in ("a", "b"):
+        before_save({}, tmp_path / folder / "last.pt")
+    assert [save.path for save in recorder.record.saves] == [str(tmp_path / name / "last.pt") for name in "ab"]
 
 
 @pytest.mark.parametrize("rate", [None, float("nan")])
