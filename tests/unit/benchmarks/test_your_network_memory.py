@@ -221,6 +221,7 @@ def build(): return Keys(4, 5)
     "change, flags, message",
     [
         ("", "--input 3x8x8", "has a function 'batch', which says what a sample is"),
+        ("loss = 'mean'", "", "has 'loss', which is not a function"),
         ("", "--batch 3 --devices 2", "3 samples cannot be divided among 2 devices"),
         ("", "--checkpointing", "the network has no container"),
         ("def build(): raise ValueError('no file')", "", "cannot be built: ValueError: no file (mine.py, line 7)"),
