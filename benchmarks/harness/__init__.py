@@ -7,7 +7,7 @@ machine                   the machine that a record belongs to, its load, and th
 rows                      the names of rows
 level_runs                jobs that run a level's own train.py, on ranks
 two_nodes                 two network namespaces with a cable between them, which can be throttled
-node_ranks                ranks on two nodes; those of one machine are `common.processes.ranks`
+node_ranks                a rank on each of these nodes; those of one machine are `common.processes.ranks`
 replica_memory            the memory of DataParallel's replicas
 lanes                     steps that are recorded as lanes of spans
 """

@@ -9,7 +9,6 @@ import json
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks.harness import node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.suites import network, overhead, timeline
 from common.processes import RankFailed
@@ -74,7 +73,8 @@ def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(
     def cannot():
         raise CannotMeasure("two nodes need root")
 
-    monkeypatch.setattr(node_ranks, "check_two_nodes", cannot)
+    monkeypatch.setattr(network, "check_two_nodes", cannot)
+    monkeypatch.setattr(timeline, "check_two_nodes", cannot)
     with pytest.raises(CannotMeasure, match="two nodes need root"):
         network.measure(QUICK)
     monkeypatch.setattr(timeline, "record_over", lambda link, pair, rounds: {"link": link})
