@@ -18,13 +18,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, machine, records
-from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.rows import BASELINE, REPLICATED
 from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
-from benchmarks.suites.throughput import BATCH_SIZES, TIMEOUT_SECONDS
+from benchmarks.suites.throughput import BATCH_SIZES
 from common import ladder
 from common.cores import available_cores
 from common.data import provide
@@ -101,7 +101,7 @@ def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Set
 
 @dataclass
 class Report:
-    """What a comparison has found so far; `benchmarks.report` says what lies in each field."""
+    """What a comparison has found so far, as results.json will hold it: see benchmarks/report/__init__.py."""
 
     machine: dict
     began: dict
@@ -116,15 +116,15 @@ class Report:
     memory: list[dict] = field(default_factory=list)
 
 
-def run_parts(settings: Settings, report: Report, show_part: Callable[[str], None]) -> None:
-    """Run every part after its name is shown, and put its results into `report`. Raises RankFailed if a rank fails."""
+def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], None]) -> None:
+    """Put the results of every part into `report`; `begin_part` gets its name. Raises RankFailed if a rank fails."""
     # Each level trains as its user would train it, and evaluates the whole test set.
     for level, result in report.levels.items():
-        show_part(f"training {level}")
+        begin_part(f"training {level}")
         result["run"] = train(level, settings)
     # No verdict depends on the speeds; tables and pictures show them.
     for size in settings.batch_sizes:
-        show_part(f"timing all levels in turn, batch {size}")
+        begin_part(f"timing all levels in turn, batch {size}")
         rows = throughput.configurations([settings.world_size], size)
         options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
         report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
@@ -132,22 +132,22 @@ def run_parts(settings: Settings, report: Report, show_part: Callable[[str], Non
     scripts = report.levels | report.sharded
     weights: dict[str, dict[str, Tensor]] = {}
     for script, result in scripts.items():
-        show_part(f"weights of {script}")
+        begin_part(f"weights of {script}")
         weights[script] = train_exactly(script, settings)
         result["max_weight_difference"] = max_weight_difference(weights[script], weights[BASELINE])
         result["weight_checksum"] = checksum(weights[script])
     # For the verdict EXACT: ranks count each test sample once, also where they cannot share the samples evenly.
     for level in (BASELINE, *ladder.DISTRIBUTED):
-        show_part(f"evaluation of {level}")
+        begin_part(f"evaluation of {level}")
         report.levels[level] |= evaluate(level, settings)
     # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
     for script, result in scripts.items():
-        show_part(f"memory of {script}")
+        begin_part(f"memory of {script}")
         result["simulated_peak_memory"] = simulate_memory(script, settings)
     networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
     wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
     for devices in memory.DEVICES:
-        show_part(f"memory on {devices} devices")
+        begin_part(f"memory on {devices} devices")
         report.memory += [asdict(row) for row in memory.rows_on(devices, networks, wrappers)]
 
 
@@ -219,21 +219,22 @@ def main() -> None:
     incomplete = options.out / INCOMPLETE
     # disable=None: silent where stderr is not a terminal.
     progress = tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79)
+
+    def begin_part(name: str) -> None:
+        progress.set_description_str(name)
+        records.write_json(incomplete, asdict(report))  # with --full the parts before took up to an hour
+
     try:
         with progress:
-            run_parts(settings, report, progress.set_description_str)
-    except BaseException as error:  # with --full the parts before took up to an hour, so they are kept
-        records.write_json(incomplete, asdict(report))
-        print(f"The results of the parts before: {incomplete}", file=sys.stderr)
-        if isinstance(error, RankFailed):
-            sys.exit(f"FAILED: {progress.desc}: {error}")
-        if isinstance(error, KeyboardInterrupt):
-            print(f"INTERRUPTED: {progress.desc}", file=sys.stderr)
-            sys.exit(130)
-        raise
-    incomplete.unlink(missing_ok=True)  # it belongs to a comparison before
+            run_parts(settings, report, begin_part)
+    except RankFailed as error:
+        sys.exit(f"The results of the parts before: {incomplete}\nFAILED: {progress.desc}: {error}")
+    except KeyboardInterrupt:
+        print(f"The results of the parts before: {incomplete}\nINTERRUPTED: {progress.desc}", file=sys.stderr)
+        sys.exit(130)
     record = asdict(report) | {"ended": machine.run_metadata()}
     records.write_json(options.out / f"{COMPARISON}.json", record)
+    incomplete.unlink(missing_ok=True)
     print(summary(record))
     written = [f"{COMPARISON}.json", *draw(COMPARISON, record, options.out)]
     print(wrapped(f"Written to {options.out}: {', '.join(written)}"))

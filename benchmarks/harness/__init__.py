@@ -1,6 +1,6 @@
 """Parts that suites share.
 
-options                   how much a suite measures, and the error of one that this machine cannot run
+options                   how much a suite measures, how long a job may take, and the error of one that cannot run
 paired                    turns, and what their samples say: medians, quartiles, intervals
 records                   the groups and files that suites write
 machine                   the machine that a record belongs to, its load, and the circumstances of a recording

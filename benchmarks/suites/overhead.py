@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -175,20 +176,27 @@ def by_trainer(library: str) -> float:
     return median_step(ends)
 
 
+class Loop(NamedTuple):
+    """A contestant: `run` returns the seconds of its median step, and `needs` are the PEERS that it imports."""
+
+    run: Callable[[], float]
+    needs: tuple[str, ...] = ()
+
+
 # Each raw loop, and the loops by libraries that do the same work.
-LOOPS: dict[str, dict[str, Callable[[], float]]] = {
+LOOPS: dict[str, dict[str, Loop]] = {
     RAW: {
-        RAW: raw_loop,
-        "common.accelerator": partial(by_accelerator, "common.accelerator"),
-        "common.accelerator, accumulate()": partial(by_accelerator, "common.accelerator", accumulate=True),
-        "accelerate": partial(by_accelerator, "accelerate"),
-        "accelerate, accumulate()": partial(by_accelerator, "accelerate", accumulate=True),
-        "lightning.fabric": by_fabric,
+        RAW: Loop(raw_loop),
+        "common.accelerator": Loop(partial(by_accelerator, "common.accelerator")),
+        "common.accelerator, accumulate()": Loop(partial(by_accelerator, "common.accelerator", accumulate=True)),
+        "accelerate": Loop(partial(by_accelerator, "accelerate"), ("accelerate",)),
+        "accelerate, accumulate()": Loop(partial(by_accelerator, "accelerate", accumulate=True), ("accelerate",)),
+        "lightning.fabric": Loop(by_fabric, ("lightning",)),
     },
     RAW_LIKE_TRAINER: {
-        RAW_LIKE_TRAINER: raw_loop_like_trainer,
-        "common.trainer": partial(by_trainer, "common.trainer"),
-        "transformers.Trainer": partial(by_trainer, "transformers"),
+        RAW_LIKE_TRAINER: Loop(raw_loop_like_trainer),
+        "common.trainer": Loop(partial(by_trainer, "common.trainer")),
+        "transformers.Trainer": Loop(partial(by_trainer, "transformers"), ("transformers", "accelerate")),
     },
 }
 
@@ -199,15 +207,13 @@ def measure(options: MeasureOptions) -> dict:
     missing = [name for name in PEERS if not importlib.util.find_spec(name)]
     if missing:
         print(f"not measured: {', '.join(missing)}, not installed (pip install -e '.[peers]')", flush=True)
-    if "accelerate" in missing:
-        missing.append("transformers")  # its Trainer needs accelerate
     contestants = {}
     pairs = []
     for raw, loops in LOOPS.items():
         for name, loop in loops.items():
-            if name.startswith(tuple(missing)):
+            if any(peer in missing for peer in loop.needs):
                 continue
-            contestants[name] = loop
+            contestants[name] = loop.run
             if name != raw:
                 pairs.append(Pair(name, raw, "difference"))
     seconds = take_turns(contestants, range(options.rounds))

@@ -9,7 +9,7 @@ from functools import partial
 
 from benchmarks.harness.lanes.typical_steps import record_in_turns
 from benchmarks.harness.node_ranks import NodeRanks, ranks_on
-from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
 from benchmarks.harness.two_nodes import check_two_nodes, two_nodes
 from benchmarks.suites.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.suites.network import BANDWIDTHS
@@ -17,7 +17,6 @@ from common.processes import Ranks, ranks
 
 LINKS = ("1 Gbit/s", "100 Mbit/s")
 LOOPBACK = "loopback"
-TIMEOUT_SECONDS = 300
 
 
 def measure(options: MeasureOptions) -> dict:

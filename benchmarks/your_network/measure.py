@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
+from benchmarks.harness.options import TIMEOUT_SECONDS
 from benchmarks.harness.paired import WARM_UP_STEPS, Samples, interval_of_median, ratios, take_turns
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
@@ -36,7 +37,6 @@ from common.small.data_parallel import EmulatedDataParallel
 # A turn of a row takes about so many seconds, but no more than so many steps.
 SECONDS_OF_A_TURN = 1.0
 MOST_STEPS_OF_A_TURN = 50
-TIMEOUT_SECONDS = 900
 
 
 class Work(NamedTuple):
