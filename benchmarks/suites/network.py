@@ -14,7 +14,7 @@ from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, Samples, take_turns
 from benchmarks.harness.records import Pair
 from benchmarks.harness.rows import RAW_DDP
-from benchmarks.harness.two_nodes import Nodes, check_two_nodes, two_nodes
+from benchmarks.harness.two_nodes import Nodes, two_nodes
 from benchmarks.suites.throughput import BATCH_SIZES, Configuration, Steps
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
@@ -49,7 +49,6 @@ def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of the first batch."""
     batches = BATCH_SIZES[:1] if options.quick else BATCH_SIZES
     rows = [Row(batch, link) for batch, link in product(batches, (None, *BANDWIDTHS))]
-    check_two_nodes()
     with two_nodes() as nodes, ranks_on(nodes.names[:1]) as one_rank, ranks_on(nodes.names) as two_ranks:
         contestants = {}
         for row in rows:

@@ -10,7 +10,7 @@ from functools import partial
 from benchmarks.harness.lanes.typical_steps import record_in_turns
 from benchmarks.harness.node_ranks import NodeRanks, ranks_on
 from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
-from benchmarks.harness.two_nodes import check_two_nodes, two_nodes
+from benchmarks.harness.two_nodes import two_nodes
 from benchmarks.suites.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.suites.network import BANDWIDTHS
 from common.processes import Ranks, ranks
@@ -23,7 +23,6 @@ def measure(options: MeasureOptions) -> dict:
     """A group for each link."""
     groups = []
     try:
-        check_two_nodes()
         with two_nodes() as nodes, ranks_on(nodes.names) as two_ranks:
             for link in LINKS:
                 nodes.limit(BANDWIDTHS[link])

@@ -82,8 +82,8 @@ def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(
     def cannot():
         raise CannotMeasure("two nodes need root")
 
-    monkeypatch.setattr(network, "check_two_nodes", cannot)
-    monkeypatch.setattr(timeline, "check_two_nodes", cannot)
+    monkeypatch.setattr(network, "two_nodes", cannot)
+    monkeypatch.setattr(timeline, "two_nodes", cannot)
     with pytest.raises(CannotMeasure, match="two nodes need root"):
         network.measure(QUICK)
     monkeypatch.setattr(timeline, "record_over", lambda link, pair, rounds: {"link": link})
