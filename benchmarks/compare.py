@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,53 +154,51 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
 
 def train(level: str, settings: Settings) -> dict:
     """The result of a training for a number of steps, and of the whole test set after it."""
-    flags = [*flags_of(level, settings.batch_sizes[0], settings), "--max-steps", str(settings.steps)]
-    return train_on_ranks(level, flags, level_runs.processes_of(level, settings.world_size))
+    return run_script(level, settings, "--max-steps", str(settings.steps))
 
 
 def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
     """The weights after PROOF_STEPS steps in float64 without dropout."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
-        exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
-        flags = [*flags_of(script, settings.batch_sizes[0], settings), *exact]
-        train_on_ranks(script, flags, level_runs.processes_of(script, settings.world_size))
+        flags = ["--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
+        run_script(script, settings, *EXACT, *flags)
         return torch.load(path, weights_only=True)
 
 
 def evaluate(level: str, settings: Settings) -> dict:
     """The samples of the whole test set that the ranks count, and their losses. Level 00 has one process."""
-    processes = level_runs.processes_of(level, EVALUATION_RANKS)
-    flags = [*flags_of(level, EVALUATION_BATCH, settings), *EXACT, "--max-steps", "1"]
-    result = train_on_ranks(level, flags, processes)
+    on_three = settings._replace(world_size=EVALUATION_RANKS, batch_sizes=(EVALUATION_BATCH,))
+    result = run_script(level, on_three, *EXACT, "--max-steps", "1")
     return {
-        "evaluated_on": {str(processes): result["evaluated"]},
+        "evaluated_on": {str(level_runs.processes_of(level, EVALUATION_RANKS)): result["evaluated"]},
         "eval_loss_sum": result["eval_loss"] * result["evaluated"],
     }
 
 
 def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
     """The peak bytes of each device by category."""
+    pool = ranks(level_runs.processes_of(script, settings.world_size), on_cpu=True)
+    by_process = pool.run(level_runs.peaks, script, flags_of(script, settings), timeout=TIMEOUT_SECONDS)
+    return [*chain.from_iterable(by_process)]
+
+
+def run_script(script: str, settings: Settings, *more_flags: str) -> dict:
+    """Rank 0's result of a training. The processes run on GPUs if there is one for each, as nccl needs."""
     processes = level_runs.processes_of(script, settings.world_size)
-    flags = flags_of(script, settings.batch_sizes[0], settings)
-    by_process = ranks(processes, on_cpu=True).run(level_runs.peaks, script, flags, timeout=TIMEOUT_SECONDS)
-    return [device for devices in by_process for device in devices]
+    too_few_gpus = processes > torch.cuda.device_count()
+    flags = [*flags_of(script, settings), *more_flags]
+    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 
-def flags_of(script: str, batch_size: int, settings: Settings) -> list[str]:
-    """The flags of a script for a global batch, which its devices share."""
-    flags = ["--batch-size", str(batch_size), *settings.data_flags]
+def flags_of(script: str, settings: Settings) -> list[str]:
+    """The flags of a script for the first of the global batches, which its devices share."""
+    flags = ["--batch-size", str(settings.batch_sizes[0]), *settings.data_flags]
     if script == REPLICATED:
         flags += ["--replicas", str(settings.world_size)]
     if script == ladder.MESH:
         flags += ["--tensor", "1" if settings.world_size % 2 else "2"]
     return flags
-
-
-def train_on_ranks(script: str, flags: list[str], processes: int) -> dict:
-    """Rank 0's result of a training. The processes run on GPUs if there is one for each, as nccl needs."""
-    too_few_gpus = processes > torch.cuda.device_count()
-    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 
 def main() -> None:

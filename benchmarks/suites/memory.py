@@ -7,6 +7,7 @@ its device by `common.memory`; DDP's ranks are real processes, each accounted fo
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -145,8 +146,7 @@ def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS
         processes = ranks(1 if wrapper == DATA_PARALLEL else devices, on_cpu=True)
         for name in names:
             network = NETWORKS[name]
-            peaks: list[dict[str, int]] = []
-            for peaks_of_rank in processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS):
-                peaks += peaks_of_rank
+            by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS)
+            peaks = [*chain.from_iterable(by_process)]
             rows.append(Row(name, network.title, network.batch_size, wrapper, devices, peaks))
     return rows

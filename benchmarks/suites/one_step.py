@@ -1,6 +1,7 @@
 """The lanes of each device in one step of a level's own script, for the main page's picture."""
 
 from functools import partial
+from itertools import chain
 
 from benchmarks.harness.lanes.record_level import record_level
 from benchmarks.harness.lanes.spans import RecordedStep
@@ -39,9 +40,6 @@ def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[li
     name, workers = SCRIPTS[row]
     script = Configuration(name, workers, BATCH_SIZE, cores_per_device=available_cores() // DEVICES)
     argv = [*script.argv(Steps(WARM_UP_STEPS, steps)), "--device", "cpu", *data_flags]
-    devices = []
     pool = ranks(processes_of(name, workers), on_cpu=True)
-    for devices_of_rank in pool.run(record_level, name, argv, timeout=TIMEOUT_SECONDS):
-        for recorded in devices_of_rank:
-            devices.append(recorded[-steps:])  # those before are the warm-up
-    return devices
+    by_rank = pool.run(record_level, name, argv, timeout=TIMEOUT_SECONDS)
+    return [device[-steps:] for device in chain.from_iterable(by_rank)]  # the steps before are the warm-up

@@ -81,7 +81,6 @@ def timed(model, optimizer, loader, backward: Callable, context_of_step: Callabl
 
 
 def raw_loop() -> float:
-    """Seconds of the median step of a plain loop."""
     model, optimizer, loader = model_optimizer_loader()
     return timed(model, optimizer, loader, torch.Tensor.backward)
 
@@ -110,16 +109,17 @@ def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
     return {"x": batch[0], "y": batch[1]}
 
 
-def optimizer_and_schedule(model: torch.nn.Module):
+def model_optimizer_schedule():
+    """The same for a Trainer and for the raw loop that does its work."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
 
 def raw_loop_like_trainer() -> float:
     """Seconds of the median step of a plain loop with all that a Trainer does: the norm, the schedule, the losses."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(16, 10)
-    optimizer, schedule = optimizer_and_schedule(model)
+    model, optimizer, schedule = model_optimizer_schedule()
     loss_sum = torch.zeros((), dtype=torch.float64)
     ends = []
     loader = DataLoader(data(), BATCH, shuffle=True, collate_fn=to_dict)
@@ -148,8 +148,7 @@ def by_trainer(library: str) -> float:
         def on_step_end(self, args, state, control, **kwargs):
             ends.append(time.perf_counter())
 
-    torch.manual_seed(0)
-    model = torch.nn.Linear(16, 10)
+    model, optimizer, schedule = model_optimizer_schedule()
     # A Trainer prints a summary at its end, which is not wanted here.
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         arguments = module.TrainingArguments(
@@ -170,7 +169,7 @@ def by_trainer(library: str) -> float:
             data_collator=to_dict,
             train_dataset=data(),
             callbacks=[Watching()],
-            optimizers=optimizer_and_schedule(model),
+            optimizers=(optimizer, schedule),
         )
         trainer.train()
     return median_step(ends)

@@ -88,8 +88,7 @@ def cores_per_device(devices: int) -> int | None:
 def try_settings(settings: Sequence[Setting], work: Work) -> dict[Setting, float]:
     """The seconds of one step of each setting that can train this network. The failures of the others are printed.
 
-    Raises:
-        StepFailed: if one device cannot train it either.
+    Raises StepFailed if one device cannot train it either.
     """
     seconds = {}
     for setting in settings:
@@ -115,7 +114,6 @@ def seconds_of_step(setting: Setting, work: Work, steps: int) -> float:
 
 
 def print_table(samples: Samples, batch: int) -> None:
-    """Print the rows in 61 columns."""
     print(f"\n{'devices':<18}{'ms a step':>11}{'samples/s':>11}{'faster':>8}{'interval':>13}")
     for name, values in samples.items():
         seconds = statistics.median(values)

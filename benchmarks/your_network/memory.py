@@ -73,8 +73,7 @@ class MemoryRow:
 def answer(options: argparse.Namespace) -> list[MemoryRow]:
     """Print a row for each setting as soon as it is known. Returns the rows of those that can train the network.
 
-    Raises:
-        StepFailed: if one device cannot train it.
+    Raises StepFailed if one device cannot train it.
     """
     check_batch(options.batch, options.devices)
     network = load(options.spec, options.input)
@@ -98,11 +97,7 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
 
 
 def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> MemoryRow:
-    """The memory of a global batch, and the largest one for devices of `limit` bytes.
-
-    Raises:
-        StepFailed: if a step of that batch fails.
-    """
+    """The memory of a global batch, and the largest for `limit` bytes a device. Raises StepFailed if its step fails."""
     with simulated_training(network, setting) as training:
         peaks = training.take_step(batch // setting.devices)
         try:

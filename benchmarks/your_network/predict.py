@@ -65,7 +65,6 @@ def print_heading(options: argparse.Namespace, costs: NetworkCosts, setup: Setup
 
 
 def print_table(rows: list[PredictedRow], batch: int) -> None:
-    """Print the rows in 53 columns."""
     print(f"\n{'GPUs':>5}{'samples/s':>12}{'ms a step':>12}{'efficiency':>12}{'pays from':>12}")
     for row in rows:
         rate = short(row.gpus * batch / row.seconds)
