@@ -68,7 +68,7 @@ def train(args):
 
     steps_per_epoch = len(train_set) // args.batch_size
     progress = Progress(device)
-    accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, train_set))
+    accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, args.seed, train_set))
     saves = bool(args.checkpoint_dir)
     resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*")
     if resumes:

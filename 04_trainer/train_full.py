@@ -87,7 +87,7 @@ def train(args):
         trainer = DigitTrainer(
             model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
         )
-    trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, train_set))
+    trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, args.seed, train_set))
     torch.manual_seed(args.seed + process.process_index)  # else all would drop the same units
 
     saves = bool(args.checkpoint_dir)

@@ -73,9 +73,12 @@ def main(argv: list[str] | None = None) -> None:
         began = machine.run_metadata()
         try:
             content = SUITES[suite](measure_options)
-        except (CannotMeasure, RankFailed) as reason:
+        except CannotMeasure as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
-            has_failed = has_failed or isinstance(reason, RankFailed)
+            continue
+        except RankFailed as failure:
+            print(f"{suite} is not measured: {failure}", flush=True)
+            has_failed = True
             continue
         ended = machine.run_metadata()
         record = {"suite": suite, "machine": hardware, "began": began, "ended": ended, **content}

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,13 +19,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, machine, records
-from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.rows import BASELINE, REPLICATED
 from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
-from benchmarks.suites.throughput import BATCH_SIZES, TIMEOUT_SECONDS
+from benchmarks.suites.throughput import BATCH_SIZES
 from common import ladder
 from common.cores import available_cores
 from common.data import provide
@@ -101,7 +102,7 @@ def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Set
 
 @dataclass
 class Report:
-    """What a comparison has found so far; `benchmarks.report` says what lies in each field."""
+    """What a comparison has found so far, as results.json will hold it: see benchmarks/report/__init__.py."""
 
     machine: dict
     began: dict
@@ -116,15 +117,15 @@ class Report:
     memory: list[dict] = field(default_factory=list)
 
 
-def run_parts(settings: Settings, report: Report, show_part: Callable[[str], None]) -> None:
-    """Run every part after its name is shown, and put its results into `report`. Raises RankFailed if a rank fails."""
+def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], None]) -> None:
+    """Put the results of every part into `report`; `begin_part` gets its name. Raises RankFailed if a rank fails."""
     # Each level trains as its user would train it, and evaluates the whole test set.
     for level, result in report.levels.items():
-        show_part(f"training {level}")
+        begin_part(f"training {level}")
         result["run"] = train(level, settings)
     # No verdict depends on the speeds; tables and pictures show them.
     for size in settings.batch_sizes:
-        show_part(f"timing all levels in turn, batch {size}")
+        begin_part(f"timing all levels in turn, batch {size}")
         rows = throughput.configurations([settings.world_size], size)
         options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
         report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
@@ -132,74 +133,72 @@ def run_parts(settings: Settings, report: Report, show_part: Callable[[str], Non
     scripts = report.levels | report.sharded
     weights: dict[str, dict[str, Tensor]] = {}
     for script, result in scripts.items():
-        show_part(f"weights of {script}")
+        begin_part(f"weights of {script}")
         weights[script] = train_exactly(script, settings)
         result["max_weight_difference"] = max_weight_difference(weights[script], weights[BASELINE])
         result["weight_checksum"] = checksum(weights[script])
     # For the verdict EXACT: ranks count each test sample once, also where they cannot share the samples evenly.
     for level in (BASELINE, *ladder.DISTRIBUTED):
-        show_part(f"evaluation of {level}")
+        begin_part(f"evaluation of {level}")
         report.levels[level] |= evaluate(level, settings)
     # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
     for script, result in scripts.items():
-        show_part(f"memory of {script}")
+        begin_part(f"memory of {script}")
         result["simulated_peak_memory"] = simulate_memory(script, settings)
     networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
     wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
     for devices in memory.DEVICES:
-        show_part(f"memory on {devices} devices")
+        begin_part(f"memory on {devices} devices")
         report.memory += [asdict(row) for row in memory.rows_on(devices, networks, wrappers)]
 
 
 def train(level: str, settings: Settings) -> dict:
     """The result of a training for a number of steps, and of the whole test set after it."""
-    flags = [*flags_of(level, settings.batch_sizes[0], settings), "--max-steps", str(settings.steps)]
-    return train_on_ranks(level, flags, level_runs.processes_of(level, settings.world_size))
+    return run_script(level, settings, "--max-steps", str(settings.steps))
 
 
 def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
     """The weights after PROOF_STEPS steps in float64 without dropout."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
-        exact = [*EXACT, "--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
-        flags = [*flags_of(script, settings.batch_sizes[0], settings), *exact]
-        train_on_ranks(script, flags, level_runs.processes_of(script, settings.world_size))
+        flags = ["--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
+        run_script(script, settings, *EXACT, *flags)
         return torch.load(path, weights_only=True)
 
 
 def evaluate(level: str, settings: Settings) -> dict:
     """The samples of the whole test set that the ranks count, and their losses. Level 00 has one process."""
-    processes = level_runs.processes_of(level, EVALUATION_RANKS)
-    flags = [*flags_of(level, EVALUATION_BATCH, settings), *EXACT, "--max-steps", "1"]
-    result = train_on_ranks(level, flags, processes)
+    on_three = settings._replace(world_size=EVALUATION_RANKS, batch_sizes=(EVALUATION_BATCH,))
+    result = run_script(level, on_three, *EXACT, "--max-steps", "1")
     return {
-        "evaluated_on": {str(processes): result["evaluated"]},
+        "evaluated_on": {str(level_runs.processes_of(level, EVALUATION_RANKS)): result["evaluated"]},
         "eval_loss_sum": result["eval_loss"] * result["evaluated"],
     }
 
 
 def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
     """The peak bytes of each device by category."""
+    pool = ranks(level_runs.processes_of(script, settings.world_size), on_cpu=True)
+    by_process = pool.run(level_runs.peaks, script, flags_of(script, settings), timeout=TIMEOUT_SECONDS)
+    return [*chain.from_iterable(by_process)]
+
+
+def run_script(script: str, settings: Settings, *more_flags: str) -> dict:
+    """Rank 0's result of a training. The processes run on GPUs if there is one for each, as nccl needs."""
     processes = level_runs.processes_of(script, settings.world_size)
-    flags = flags_of(script, settings.batch_sizes[0], settings)
-    by_process = ranks(processes, on_cpu=True).run(level_runs.peaks, script, flags, timeout=TIMEOUT_SECONDS)
-    return [device for devices in by_process for device in devices]
+    too_few_gpus = processes > torch.cuda.device_count()
+    flags = [*flags_of(script, settings), *more_flags]
+    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 
-def flags_of(script: str, batch_size: int, settings: Settings) -> list[str]:
-    """The flags of a script for a global batch, which its devices share."""
-    flags = ["--batch-size", str(batch_size), *settings.data_flags]
+def flags_of(script: str, settings: Settings) -> list[str]:
+    """The flags of a script for the first of the global batches, which its devices share."""
+    flags = ["--batch-size", str(settings.batch_sizes[0]), *settings.data_flags]
     if script == REPLICATED:
         flags += ["--replicas", str(settings.world_size)]
     if script == ladder.MESH:
         flags += ["--tensor", "1" if settings.world_size % 2 else "2"]
     return flags
-
-
-def train_on_ranks(script: str, flags: list[str], processes: int) -> dict:
-    """Rank 0's result of a training. The processes run on GPUs if there is one for each, as nccl needs."""
-    too_few_gpus = processes > torch.cuda.device_count()
-    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 
 def main() -> None:
@@ -219,21 +218,22 @@ def main() -> None:
     incomplete = options.out / INCOMPLETE
     # disable=None: silent where stderr is not a terminal.
     progress = tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79)
+
+    def begin_part(name: str) -> None:
+        progress.set_description_str(name)
+        records.write_json(incomplete, asdict(report))  # with --full the parts before took up to an hour
+
     try:
         with progress:
-            run_parts(settings, report, progress.set_description_str)
-    except BaseException as error:  # with --full the parts before took up to an hour, so they are kept
-        records.write_json(incomplete, asdict(report))
-        print(f"The results of the parts before: {incomplete}", file=sys.stderr)
-        if isinstance(error, RankFailed):
-            sys.exit(f"FAILED: {progress.desc}: {error}")
-        if isinstance(error, KeyboardInterrupt):
-            print(f"INTERRUPTED: {progress.desc}", file=sys.stderr)
-            sys.exit(130)
-        raise
-    incomplete.unlink(missing_ok=True)  # it belongs to a comparison before
+            run_parts(settings, report, begin_part)
+    except RankFailed as error:
+        sys.exit(f"The results of the parts before: {incomplete}\nFAILED: {progress.desc}: {error}")
+    except KeyboardInterrupt:
+        print(f"The results of the parts before: {incomplete}\nINTERRUPTED: {progress.desc}", file=sys.stderr)
+        sys.exit(130)
     record = asdict(report) | {"ended": machine.run_metadata()}
     records.write_json(options.out / f"{COMPARISON}.json", record)
+    incomplete.unlink(missing_ok=True)
     print(summary(record))
     written = [f"{COMPARISON}.json", *draw(COMPARISON, record, options.out)]
     print(wrapped(f"Written to {options.out}: {', '.join(written)}"))

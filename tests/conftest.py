@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.harness.options import CannotMeasure
-from benchmarks.harness.two_nodes import check_two_nodes
+from benchmarks.harness.two_nodes import two_nodes
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
@@ -82,7 +82,8 @@ def mnist() -> str:
 def needs_two_nodes() -> None:
     """The test is skipped where no two nodes can be made of network namespaces."""
     try:
-        check_two_nodes()
+        with two_nodes():
+            pass
     except CannotMeasure as reason:
         pytest.skip(str(reason))
 

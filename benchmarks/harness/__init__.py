@@ -1,13 +1,13 @@
 """Parts that suites share.
 
-options                   how much a suite measures, and the error of one that this machine cannot run
+options                   how much a suite measures, how long a job may take, and the error of one that cannot run
 paired                    turns, and what their samples say: medians, quartiles, intervals
 records                   the groups and files that suites write
 machine                   the machine that a record belongs to, its load, and the circumstances of a recording
 rows                      the names of rows
 level_runs                jobs that run a level's own train.py, on ranks
 two_nodes                 two network namespaces with a cable between them, which can be throttled
-node_ranks                ranks on two nodes; those of one machine are `common.processes.ranks`
+node_ranks                a rank on each of these nodes; those of one machine are `common.processes.ranks`
 replica_memory            the memory of DataParallel's replicas
 lanes                     steps that are recorded as lanes of spans
 """

@@ -1,4 +1,4 @@
-"""Ranks on two nodes: ranks of `common.processes`, each of which works in one of two network namespaces."""
+"""Ranks on nodes: ranks of `common.processes`, each of which works in a network namespace of its own."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, check_two_nodes, two_nodes
+from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE
 from common.cores import available_cores, device_cores
 from common.processes import Ranks
 
@@ -23,35 +23,27 @@ VARIABLES = {
 
 
 class NodeRanks(NamedTuple):
-    """The ranks on `nodes`, seen from the process that gives them jobs; `pools` has them by world size."""
+    """Ranks seen from the process that gives them jobs: `names` are the namespaces of their nodes, in rank order."""
 
-    nodes: Nodes
-    pools: dict[int, Ranks]
+    names: tuple[str, ...]
+    pool: Ranks
 
-    def run(self, function: Callable, *args: Any, world_size: int = 2, timeout: float) -> list:
-        """The results of `function(*args)` on the first `world_size` nodes. With `world_size=1` node 1 is idle.
-
-        It raises as `common.processes.Ranks.run` does.
-        """
-        pool = self.pools[world_size]
-        return pool.run(run_on_node, self.nodes.names, function, *args, timeout=timeout, environment=VARIABLES)
+    def run(self, function: Callable, *args: Any, timeout: float) -> list:
+        """The results of `function(*args)` in rank order. Raises as `common.processes.Ranks.run` does."""
+        return self.pool.run(run_on_node, self.names, function, *args, timeout=timeout, environment=VARIABLES)
 
 
 @contextmanager
-def node_ranks() -> Iterator[NodeRanks]:
-    """Two nodes, for jobs with one rank or with one on each node. Raises CannotMeasure where there can be no nodes."""
-    check_two_nodes()
-    with two_nodes() as nodes:
-        # Not those of `common.processes.ranks`, because a rank stays on its node after a job.
-        pools = {world_size: Ranks(world_size, on_cpu=True) for world_size in (1, 2)}
-        try:
-            yield NodeRanks(nodes, pools)
-        finally:
-            for pool in pools.values():
-                pool.stop()
+def ranks_on(names: tuple[str, ...]) -> Iterator[NodeRanks]:
+    """A rank on each of these nodes, from a pool of its own, because a process stays on its node after a job."""
+    pool = Ranks(len(names), on_cpu=True)
+    try:
+        yield NodeRanks(names, pool)
+    finally:
+        pool.stop()
 
 
-def run_on_node(names: tuple[str, str], function: Callable, *args: Any) -> Any:
+def run_on_node(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
     """The job of a rank: it moves to its node, which is named in `names`, and returns `function(*args)`."""
     rank = int(os.environ["RANK"])
     # Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.

@@ -1,10 +1,12 @@
-"""The options of every suite, and the error of a suite that this machine cannot run."""
+"""The options of every suite, the time-out of its jobs, and the error of a suite that this machine cannot run."""
 
 import os
 from pathlib import Path
 from typing import NamedTuple
 
 from common.data import mnist_on_disk
+
+TIMEOUT_SECONDS = 900  # of a job on ranks: only one that hangs takes so long
 
 
 class MeasureOptions(NamedTuple):

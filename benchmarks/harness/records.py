@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness import paired
-from benchmarks.harness.paired import Samples, summarise
+from benchmarks.harness.paired import Samples, Summary, summarise
 from common.errors import fail
 from common.files import write_atomically
 
@@ -66,10 +66,11 @@ def group(
     rows = {}
     for row, values in samples.items():
         facts_of_row = facts[row] if facts else {}
+        summary = summarise(values)
         rows[row] = {
             **facts_of_row,
-            **summary_of(values),
-            "noisy": summarise(values).noisy,
+            **rounded_fields(summary),
+            "noisy": summary.noisy,
             "samples": [rounded(value) for value in values],
         }
     compared = []
@@ -79,7 +80,7 @@ def group(
         interval = paired.interval_of_median(by_round)
         result = {
             **pair._asdict(),
-            **summary_of(by_round),
+            **rounded_fields(summarise(by_round)),
             "interval": [rounded(interval.low), rounded(interval.high)],
             "confidence": rounded(interval.confidence),
         }
@@ -88,9 +89,8 @@ def group(
     return {"group": title, "unit": unit, "rounds": rounds, "rows": rows, "pairs": compared}
 
 
-def summary_of(samples: list[float]) -> dict[str, float]:
-    """The rounded `Summary` of some samples."""
-    return {name: rounded(value) for name, value in summarise(samples)._asdict().items()}
+def rounded_fields(summary: Summary) -> dict[str, float]:
+    return {name: rounded(value) for name, value in summary._asdict().items()}
 
 
 def totals(devices: list[dict[str, int]]) -> list[int]:

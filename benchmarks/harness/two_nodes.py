@@ -1,6 +1,6 @@
 """Two nodes on one machine: two network namespaces joined by a cable that can be throttled.
 
-They need root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf, which `check_two_nodes` tries.
+They need root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf.
 """
 
 import os
@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from benchmarks.harness.options import CannotMeasure
@@ -60,35 +60,28 @@ def two_nodes() -> Iterator[Nodes]:
     """Two nodes and the cable between them, both gone afterwards together with every process still on them.
 
     Raises:
-        RuntimeError, FileNotFoundError: with the words of `ip`, or without it, where this machine does not allow it.
+        CannotMeasure: where this machine allows no two nodes, no limit of their cable, or no process on them.
     """
-    names = (f"ladder-{os.getpid()}-0", f"ladder-{os.getpid()}-1")
-    nodes = Nodes(names)
-    made = []
-    try:
-        for name in names:
-            _run("ip", "netns", "add", name)
-            made.append(name)
-        _run("ip", "link", "add", INTERFACE, "netns", names[0], "type", "veth", "peer", INTERFACE, "netns", names[1])
-        for name, address in zip(names, ADDRESSES, strict=True):
-            _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
-            for interface in ("lo", INTERFACE):
-                _run("ip", "-n", name, "link", "set", interface, "up")
-        yield nodes
-    finally:
-        for node, name in enumerate(made):
-            nodes.kill(node)
-            _run("ip", "netns", "delete", name)
-
-
-def check_two_nodes() -> None:
-    """Raise CannotMeasure where this machine allows no two nodes, no limit of their cable, or no process on them."""
-    try:
-        with two_nodes() as nodes:
+    nodes = Nodes((f"ladder-{os.getpid()}-0", f"ladder-{os.getpid()}-1"))
+    first, second = nodes.names
+    with ExitStack() as made:
+        try:
+            for node, name in enumerate(nodes.names):
+                _run("ip", "netns", "add", name)
+                made.callback(_run, "ip", "netns", "delete", name)
+                made.callback(nodes.kill, node)
+            _run("ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", INTERFACE, "netns", second)
+            for name, address in zip(nodes.names, ADDRESSES, strict=True):
+                _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
+                for interface in ("lo", INTERFACE):
+                    _run("ip", "-n", name, "link", "set", interface, "up")
+            # Some machines allow nodes, but not this.
+            _run("ip", "netns", "exec", first, "true")
             nodes.limit(1e9)
-            _run("ip", "netns", "exec", nodes.names[0], "true")
-    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-        raise CannotMeasure(f"two nodes need root, iproute2 and network namespaces: {error}") from error
+            nodes.limit(None)
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            raise CannotMeasure(f"two nodes need root, iproute2 and network namespaces: {error}") from error
+        yield nodes
 
 
 def _run(*command: str) -> str:

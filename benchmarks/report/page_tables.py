@@ -3,7 +3,7 @@
 import json
 
 from benchmarks.harness.records import totals
-from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW
+from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP2
 from benchmarks.report import comparison_table
 from benchmarks.report.cells import MISSING, label, peaks, per_device, speed_ups
 from benchmarks.suites.memory import DEVICES
@@ -100,7 +100,7 @@ def table_of_categories() -> str:
 
 def table_of_smaller_memory() -> str:
     """The fullest device's accounted peak under DDP and under what lowers it, in MiB, by network and devices."""
-    columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP_ROW: "FSDP2"}
+    columns = {DDP: "DDP", FOREACH: "foreach AdamW", BUCKET_VIEWS: "gradients in the buckets", FSDP2: "FSDP2"}
     memory = recorded_peaks()
     rows = []
     for name, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):

@@ -7,6 +7,7 @@ its device by `common.memory`; DDP's ranks are real processes, each accounted fo
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.harness.options import TIMEOUT_SECONDS
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP_ROW
+from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP2
 from common.memory import label
 from common.model import BasicNet
 from common.process_group import process_group
@@ -23,14 +25,13 @@ from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
 
 STEPS = 3  # From the second on the optimizer has its state, and DDP its final buckets.
-TIMEOUT_SECONDS = 300
 DEVICES = (2, 4, 8)
 WRAPPERS = (DATA_PARALLEL, DDP)
 ALL_WRAPPERS = (
     *WRAPPERS,
     FOREACH,  # AdamW takes all parameters at once, as it does on a GPU by default
     BUCKET_VIEWS,  # with gradient_as_bucket_view the gradients lie in DDP's buckets, not beside them
-    FSDP_ROW,
+    FSDP2,
 )
 
 
@@ -77,7 +78,7 @@ def wrapped(model: nn.Module, wrapper: str, devices: int) -> nn.Module:
     """The model in one of ALL_WRAPPERS, on one of `devices` ranks, or under DataParallel on all devices."""
     if wrapper == DATA_PARALLEL:
         return EmulatedDataParallel(model, devices)
-    if wrapper == FSDP_ROW:
+    if wrapper == FSDP2:
         return fully_sharded(model)
     return DistributedDataParallel(model, gradient_as_bucket_view=wrapper == BUCKET_VIEWS)
 
@@ -145,8 +146,7 @@ def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS
         processes = ranks(1 if wrapper == DATA_PARALLEL else devices, on_cpu=True)
         for name in names:
             network = NETWORKS[name]
-            peaks: list[dict[str, int]] = []
-            for peaks_of_rank in processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS):
-                peaks += peaks_of_rank
+            by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS)
+            peaks = [*chain.from_iterable(by_process)]
             rows.append(Row(name, network.title, network.batch_size, wrapper, devices, peaks))
     return rows

@@ -9,17 +9,17 @@ from functools import partial
 from itertools import product
 
 from benchmarks.harness import level_runs, records
-from benchmarks.harness.node_ranks import NodeRanks, node_ranks
-from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.node_ranks import NodeRanks, ranks_on
+from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, Samples, take_turns
 from benchmarks.harness.records import Pair
 from benchmarks.harness.rows import RAW_DDP
+from benchmarks.harness.two_nodes import Nodes, two_nodes
 from benchmarks.suites.throughput import BATCH_SIZES, Configuration, Steps
 
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 STEPS = Steps(WARM_UP_STEPS, 4)
-TIMEOUT_SECONDS = 300
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,22 @@ def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of the first batch."""
     batches = BATCH_SIZES[:1] if options.quick else BATCH_SIZES
     rows = [Row(batch, link) for batch, link in product(batches, (None, *BANDWIDTHS))]
-    with node_ranks() as two_ranks:
-        contestants = {row.name: partial(images_per_second, two_ranks, row) for row in rows}
+    with two_nodes() as nodes, ranks_on(nodes.names[:1]) as one_rank, ranks_on(nodes.names) as two_ranks:
+        contestants = {}
+        for row in rows:
+            row_ranks = one_rank if row.nodes == 1 else two_ranks
+            contestants[row.name] = partial(images_per_second, row, nodes, row_ranks)
         samples = take_turns(contestants, range(options.rounds))
     return {"groups": [record(rows, samples)]}
 
 
-def images_per_second(two_ranks: NodeRanks, row: Row) -> float:
+def images_per_second(row: Row, nodes: Nodes, row_ranks: NodeRanks) -> float:
     """Level 02's images per second on the row's nodes together, by the slowest rank's clock."""
     if row.link is not None:
-        two_ranks.nodes.limit(BANDWIDTHS[row.link])
+        nodes.limit(BANDWIDTHS[row.link])
     level = Configuration(RAW_DDP, row.nodes, row.batch * row.nodes)
     argv = [*level.argv(STEPS), "--dataset", "synthetic", "--device", "cpu"]
-    results = two_ranks.run(level_runs.train, RAW_DDP, argv, world_size=row.nodes, timeout=TIMEOUT_SECONDS)
+    results = row_ranks.run(level_runs.train, RAW_DDP, argv, timeout=TIMEOUT_SECONDS)
     return min(result["images_per_sec"] for result in results)
 
 

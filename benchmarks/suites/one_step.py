@@ -1,12 +1,13 @@
 """The lanes of each device in one step of a level's own script, for the main page's picture."""
 
 from functools import partial
+from itertools import chain
 
 from benchmarks.harness.lanes.record_level import record_level
 from benchmarks.harness.lanes.spans import RecordedStep
 from benchmarks.harness.lanes.typical_steps import record_in_turns
 from benchmarks.harness.level_runs import processes_of
-from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS
 from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
 from benchmarks.suites.throughput import Configuration, Steps
@@ -39,8 +40,6 @@ def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[li
     name, workers = SCRIPTS[row]
     script = Configuration(name, workers, BATCH_SIZE, cores_per_device=available_cores() // DEVICES)
     argv = [*script.argv(Steps(WARM_UP_STEPS, steps)), "--device", "cpu", *data_flags]
-    devices = []
-    for devices_of_rank in ranks(processes_of(name, workers), on_cpu=True).run(record_level, name, argv):
-        for recorded in devices_of_rank:
-            devices.append(recorded[-steps:])  # those before are the warm-up
-    return devices
+    pool = ranks(processes_of(name, workers), on_cpu=True)
+    by_rank = pool.run(record_level, name, argv, timeout=TIMEOUT_SECONDS)
+    return [device[-steps:] for device in chain.from_iterable(by_rank)]  # the steps before are the warm-up

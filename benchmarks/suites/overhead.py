@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +81,6 @@ def timed(model, optimizer, loader, backward: Callable, context_of_step: Callabl
 
 
 def raw_loop() -> float:
-    """Seconds of the median step of a plain loop."""
     model, optimizer, loader = model_optimizer_loader()
     return timed(model, optimizer, loader, torch.Tensor.backward)
 
@@ -109,16 +109,17 @@ def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
     return {"x": batch[0], "y": batch[1]}
 
 
-def optimizer_and_schedule(model: torch.nn.Module):
+def model_optimizer_schedule():
+    """The same for a Trainer and for the raw loop that does its work."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
 
 def raw_loop_like_trainer() -> float:
     """Seconds of the median step of a plain loop with all that a Trainer does: the norm, the schedule, the losses."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(16, 10)
-    optimizer, schedule = optimizer_and_schedule(model)
+    model, optimizer, schedule = model_optimizer_schedule()
     loss_sum = torch.zeros((), dtype=torch.float64)
     ends = []
     loader = DataLoader(data(), BATCH, shuffle=True, collate_fn=to_dict)
@@ -147,8 +148,7 @@ def by_trainer(library: str) -> float:
         def on_step_end(self, args, state, control, **kwargs):
             ends.append(time.perf_counter())
 
-    torch.manual_seed(0)
-    model = torch.nn.Linear(16, 10)
+    model, optimizer, schedule = model_optimizer_schedule()
     # A Trainer prints a summary at its end, which is not wanted here.
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         arguments = module.TrainingArguments(
@@ -169,26 +169,33 @@ def by_trainer(library: str) -> float:
             data_collator=to_dict,
             train_dataset=data(),
             callbacks=[Watching()],
-            optimizers=optimizer_and_schedule(model),
+            optimizers=(optimizer, schedule),
         )
         trainer.train()
     return median_step(ends)
 
 
+class Loop(NamedTuple):
+    """A contestant: `run` returns the seconds of its median step, and `needs` are the PEERS that it imports."""
+
+    run: Callable[[], float]
+    needs: tuple[str, ...] = ()
+
+
 # Each raw loop, and the loops by libraries that do the same work.
-LOOPS: dict[str, dict[str, Callable[[], float]]] = {
+LOOPS: dict[str, dict[str, Loop]] = {
     RAW: {
-        RAW: raw_loop,
-        "common.accelerator": partial(by_accelerator, "common.accelerator"),
-        "common.accelerator, accumulate()": partial(by_accelerator, "common.accelerator", accumulate=True),
-        "accelerate": partial(by_accelerator, "accelerate"),
-        "accelerate, accumulate()": partial(by_accelerator, "accelerate", accumulate=True),
-        "lightning.fabric": by_fabric,
+        RAW: Loop(raw_loop),
+        "common.accelerator": Loop(partial(by_accelerator, "common.accelerator")),
+        "common.accelerator, accumulate()": Loop(partial(by_accelerator, "common.accelerator", accumulate=True)),
+        "accelerate": Loop(partial(by_accelerator, "accelerate"), ("accelerate",)),
+        "accelerate, accumulate()": Loop(partial(by_accelerator, "accelerate", accumulate=True), ("accelerate",)),
+        "lightning.fabric": Loop(by_fabric, ("lightning",)),
     },
     RAW_LIKE_TRAINER: {
-        RAW_LIKE_TRAINER: raw_loop_like_trainer,
-        "common.trainer": partial(by_trainer, "common.trainer"),
-        "transformers.Trainer": partial(by_trainer, "transformers"),
+        RAW_LIKE_TRAINER: Loop(raw_loop_like_trainer),
+        "common.trainer": Loop(partial(by_trainer, "common.trainer")),
+        "transformers.Trainer": Loop(partial(by_trainer, "transformers"), ("transformers", "accelerate")),
     },
 }
 
@@ -199,15 +206,13 @@ def measure(options: MeasureOptions) -> dict:
     missing = [name for name in PEERS if not importlib.util.find_spec(name)]
     if missing:
         print(f"not measured: {', '.join(missing)}, not installed (pip install -e '.[peers]')", flush=True)
-    if "accelerate" in missing:
-        missing.append("transformers")  # its Trainer needs accelerate
     contestants = {}
     pairs = []
     for raw, loops in LOOPS.items():
         for name, loop in loops.items():
-            if name.startswith(tuple(missing)):
+            if any(peer in missing for peer in loop.needs):
                 continue
-            contestants[name] = loop
+            contestants[name] = loop.run
             if name != raw:
                 pairs.append(Pair(name, raw, "difference"))
     seconds = take_turns(contestants, range(options.rounds))

@@ -5,7 +5,7 @@ frees the gradients. DDP's buckets are left out. Nothing is timed, so the record
 """
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
 from common import ladder
 from common.processes import ranks
 
@@ -18,5 +18,5 @@ def measure(_: MeasureOptions) -> dict:
     flags = ["--dataset", "synthetic", "--batch-size", "64"]
     rows = {}
     for script, name in NAMES.items():
-        rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, script, flags)
+        rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, script, flags, timeout=TIMEOUT_SECONDS)
     return {"rows": rows}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.harness import level_runs, records
-from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, take_turns
 from benchmarks.harness.records import Pair
 from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
@@ -29,7 +29,6 @@ from common.processes import ranks
 
 # More rounds make an interval narrow, longer samples do not.
 SECONDS_OF_A_SAMPLE = 0.5
-TIMEOUT_SECONDS = 900
 BATCH_SIZES = (64, 256)  # --quick, and a comparison without --full, have the first alone
 
 

@@ -8,24 +8,24 @@ steps' times a group holds the "lanes" of one typical step, from which `benchmar
 from functools import partial
 
 from benchmarks.harness.lanes.typical_steps import record_in_turns
-from benchmarks.harness.node_ranks import NodeRanks, node_ranks
-from benchmarks.harness.options import CannotMeasure, MeasureOptions
+from benchmarks.harness.node_ranks import NodeRanks, ranks_on
+from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
+from benchmarks.harness.two_nodes import two_nodes
 from benchmarks.suites.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.suites.network import BANDWIDTHS
 from common.processes import Ranks, ranks
 
 LINKS = ("1 Gbit/s", "100 Mbit/s")
 LOOPBACK = "loopback"
-TIMEOUT_SECONDS = 300
 
 
 def measure(options: MeasureOptions) -> dict:
     """A group for each link."""
     groups = []
     try:
-        with node_ranks() as two_ranks:
+        with two_nodes() as nodes, ranks_on(nodes.names) as two_ranks:
             for link in LINKS:
-                two_ranks.nodes.limit(BANDWIDTHS[link])
+                nodes.limit(BANDWIDTHS[link])
                 groups.append(record_over(link, two_ranks, options.rounds))
     except CannotMeasure as reason:
         print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)

@@ -1,8 +1,5 @@
 """The multiply-adds, gradients, operators and bytes of a user's network, counted `without_computing`."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -10,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.your_network.costs import Gradient, NetworkCosts
 from benchmarks.your_network.errors import StepFailed, failing_as
 from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, trainable
 from benchmarks.your_network.without_computing import makes_view, without_computing
@@ -26,35 +24,6 @@ WITHOUT_KERNEL = {
     "profiler._record_function_enter_new",
     "profiler._record_function_exit",
 }
-
-
-class Gradient(NamedTuple):
-    """A parameter tensor's numbers, and the multiply-adds that backward has done when its gradient is there."""
-
-    parameters: int
-    done: int
-
-
-@dataclass(frozen=True)
-class NetworkCosts:
-    """A network, as far as a prediction knows it.
-
-    Attributes:
-        gradients: in the order in which backward computes them.
-        multiply_adds: of the forward of one sample.
-        operators: how many one training step runs.
-        bytes_of_a_sample: by how many bytes more these operators read and write for each sample of the batch.
-    """
-
-    name: str
-    gradients: tuple[Gradient, ...]
-    multiply_adds: int
-    operators: int
-    bytes_of_a_sample: int
-
-    @property
-    def parameters(self) -> int:
-        return sum(gradient.parameters for gradient in self.gradients)
 
 
 @without_computing()

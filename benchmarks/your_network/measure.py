@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
+from benchmarks.harness.options import TIMEOUT_SECONDS
 from benchmarks.harness.paired import WARM_UP_STEPS, Samples, interval_of_median, ratios, take_turns
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
@@ -28,6 +29,7 @@ from benchmarks.your_network.settings import Setting, check_batch, settings_on
 from benchmarks.your_network.spec import load
 from common.cores import available_cores, confine_to_device, threads_per_worker
 from common.errors import fail
+from common.instruments.result import quantity
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
@@ -35,7 +37,6 @@ from common.small.data_parallel import EmulatedDataParallel
 # A turn of a row takes about so many seconds, but no more than so many steps.
 SECONDS_OF_A_TURN = 1.0
 MOST_STEPS_OF_A_TURN = 50
-TIMEOUT_SECONDS = 900
 
 
 class Work(NamedTuple):
@@ -64,7 +65,8 @@ def answer(options: argparse.Namespace) -> Samples:
     work = Work(options.spec, options.input, options.batch, cores)
     seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
     steps = max(1, min(round(SECONDS_OF_A_TURN / statistics.median(seconds.values())), MOST_STEPS_OF_A_TURN))
-    print(f"{title}, global batch {options.batch}, {options.rounds} rounds; a device is {device}.", flush=True)
+    heading = f"{title}, global batch {options.batch}, {quantity(options.rounds, 'round')}"
+    print(f"{heading}; a device is {device}.", flush=True)
     contestants = {setting.name: partial(seconds_of_step, setting, work, steps) for setting in seconds}
     with tqdm(range(options.rounds), leave=False, disable=None) as rounds:
         samples = take_turns(contestants, rounds)
@@ -86,8 +88,7 @@ def cores_per_device(devices: int) -> int | None:
 def try_settings(settings: Sequence[Setting], work: Work) -> dict[Setting, float]:
     """The seconds of one step of each setting that can train this network. The failures of the others are printed.
 
-    Raises:
-        StepFailed: if one device cannot train it either.
+    Raises StepFailed if one device cannot train it either.
     """
     seconds = {}
     for setting in settings:
@@ -113,7 +114,6 @@ def seconds_of_step(setting: Setting, work: Work, steps: int) -> float:
 
 
 def print_table(samples: Samples, batch: int) -> None:
-    """Print the rows in 61 columns."""
     print(f"\n{'devices':<18}{'ms a step':>11}{'samples/s':>11}{'faster':>8}{'interval':>13}")
     for name, values in samples.items():
         seconds = statistics.median(values)
@@ -122,7 +122,8 @@ def print_table(samples: Samples, batch: int) -> None:
         interval = interval_of_median(speed_ups)
         ends = f"{interval.low:.2f}–{interval.high:.2f}"
         print(f"{name:<18}{milliseconds(seconds):>11}{batch / seconds:>11,.1f}{faster:>8}{ends:>13}")
-    print(f"\nfaster: than {ONE_DEVICE}, round by round; interval: of the median.")
+    confidence = interval_of_median(samples[ONE_DEVICE]).confidence  # it depends on the number of rounds alone
+    print(f"\nfaster: than {ONE_DEVICE}, round by round; interval: of the median ({confidence:.0%}).")
 
 
 def time_steps(setting: Setting, work: Work, steps: int) -> float:

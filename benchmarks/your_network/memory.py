@@ -60,20 +60,20 @@ class MemoryRow:
 
     Attributes:
         peaks: those of a step with the global batch that was asked for.
-        fits: the largest global batch that fits, 0 if none does; or the failure of a batch in this search, such as one
-            that the user's file cannot make.
+        fits: the largest global batch that fits, and 0 if none does; None where the search for it failed.
+        failure: why it failed, such as for a batch that the user's file cannot make; else empty.
     """
 
     setting: Setting
     peaks: Peaks
-    fits: int | StepFailed
+    fits: int | None
+    failure: str = ""
 
 
 def answer(options: argparse.Namespace) -> list[MemoryRow]:
     """Print a row for each setting as soon as it is known. Returns the rows of those that can train the network.
 
-    Raises:
-        StepFailed: if one device cannot train it.
+    Raises StepFailed if one device cannot train it.
     """
     check_batch(options.batch, options.devices)
     network = load(options.spec, options.input)
@@ -97,17 +97,13 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
 
 
 def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> MemoryRow:
-    """The memory of a global batch, and the largest one for devices of `limit` bytes.
-
-    Raises:
-        StepFailed: if a step of that batch fails.
-    """
+    """The memory of a global batch, and the largest for `limit` bytes a device. Raises StepFailed if its step fails."""
     with simulated_training(network, setting) as training:
-        peaks = training.peaks_of_step(batch // setting.devices)
+        peaks = training.take_step(batch // setting.devices)
         try:
-            largest = largest_batch(lambda samples: max(totals(training.peaks_of_step(samples))), limit)
-        except StepFailed as failure:
-            return MemoryRow(setting, peaks, fits=failure)
+            largest = largest_batch(lambda samples: max(totals(training.take_step(samples))), limit)
+        except StepFailed as error:
+            return MemoryRow(setting, peaks, fits=None, failure=str(error))
     return MemoryRow(setting, peaks, fits=setting.devices * largest)
 
 
@@ -154,8 +150,8 @@ class Training:
             label(parameter, "parameters")
         self.optimizer = strategies.make_optimizer(network, self.model, setting.strategy)
 
-    def peaks_of_step(self, samples: int) -> Peaks:
-        """Take a step of so many samples on each device, and return the bytes at its peaks."""
+    def take_step(self, samples: int) -> Peaks:
+        """Take a step of so many samples on each device. Returns the peaks of this step."""
         self.tracker.reset_peaks()
         if self.setting.strategy == DATA_PARALLEL:
             samples *= self.setting.devices  # one process has the inputs of all devices, and cuts them
@@ -171,7 +167,7 @@ def simulated_training(network: UserNetwork, setting: Setting) -> Iterator[Train
     with strategies.fake_group(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
         training = Training(network, setting, mesh, tracker)
         for _ in range(WARM_UP_STEPS):
-            training.peaks_of_step(SMALLEST_BATCH)
+            training.take_step(SMALLEST_BATCH)
         yield training
 
 
@@ -181,11 +177,11 @@ def print_row(row: MemoryRow) -> None:
     fullest = row.peaks[sums.index(max(sums))]
     only_rank_0_is_known = len(sums) < row.setting.devices
     least = "–" if only_rank_0_is_known else mib(min(sums))
-    fits = "?" if isinstance(row.fits, StepFailed) else str(row.fits or "–")
+    fits = "?" if row.fits is None else str(row.fits or "–")
     cells = [*map(mib, fullest.values()), mib(max(sums)), least, fits]
     print(in_columns(row.setting.name, cells), flush=True)
-    if isinstance(row.fits, StepFailed):
-        print_failure(f"?: {row.fits}")
+    if row.failure:
+        print_failure(f"?: {row.failure}")
 
 
 def print_failure(text: str) -> None:

@@ -4,7 +4,8 @@ import argparse
 from dataclasses import dataclass, replace
 
 from benchmarks.your_network import presets, scaling
-from benchmarks.your_network.count import NetworkCosts, count
+from benchmarks.your_network.costs import NetworkCosts
+from benchmarks.your_network.count import count
 from benchmarks.your_network.formats import milliseconds, short
 from benchmarks.your_network.scaling import Setup
 from benchmarks.your_network.spec import load
@@ -38,7 +39,7 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
         setup = replace(setup, sample_seconds=measured / batch, launch_seconds=launches)
     rows = []
     for gpus in GPU_COUNTS:
-        seconds = scaling.step(setup, batch, gpus)
+        seconds = scaling.seconds_of_step(setup, batch, gpus)
         efficiency = scaling.scaling_efficiency(setup, gpus * batch, gpus)
         rows.append(PredictedRow(gpus, seconds, efficiency, scaling.pays_from(setup, gpus)))
     print_heading(options, costs, setup)
@@ -64,7 +65,6 @@ def print_heading(options: argparse.Namespace, costs: NetworkCosts, setup: Setup
 
 
 def print_table(rows: list[PredictedRow], batch: int) -> None:
-    """Print the rows in 53 columns."""
     print(f"\n{'GPUs':>5}{'samples/s':>12}{'ms a step':>12}{'efficiency':>12}{'pays from':>12}")
     for row in rows:
         rate = short(row.gpus * batch / row.seconds)

@@ -18,7 +18,7 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from benchmarks.your_network.all_reduce import Cluster, seconds_of_all_reduce
-from benchmarks.your_network.count import Gradient
+from benchmarks.your_network.costs import Gradient
 
 GRADIENT_BYTES = 4  # float32
 PAYING_EFFICIENCY = 0.9  # GPUs pay if their scaling efficiency is more than this.
@@ -102,7 +102,7 @@ def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
     return found
 
 
-def step(setup: Setup, batch: float, gpus: int) -> float:
+def seconds_of_step(setup: Setup, batch: float, gpus: int) -> float:
     """Seconds of a step on `gpus` GPUs with a `batch` on each.
 
     For example, (1) compute takes 30 ms, of which backward is 20 ms. Two buckets are ready at its middle and its end,
@@ -141,8 +141,8 @@ def expected_maximum(count: int) -> float:
 
 def scaling_efficiency(setup: Setup, global_batch: int, gpus: int) -> float:
     """The speed-up of `gpus` GPUs over one, for a step of `global_batch` samples, as a share of their number."""
-    alone = step(setup, global_batch, 1)
-    together = step(setup, global_batch / gpus, gpus)
+    alone = seconds_of_step(setup, global_batch, 1)
+    together = seconds_of_step(setup, global_batch / gpus, gpus)
     return alone / together / gpus
 
 

@@ -36,23 +36,22 @@ def load(spec: str, shape: tuple[int, ...] | None = None) -> UserNetwork:
     source, _, name = spec.rpartition(":")
     if not source or not name:
         fail(f"{spec!r} names no network: write torchvision:NAME, or FILE.py:FUNCTION")
+    functions: dict[str, Any] = {"batch": partial(noise, shape=shape or IMAGE), "loss": classification_loss}
     if source == "torchvision":
-        return UserNetwork(name, _torchvision_builder(name), partial(noise, shape=shape or IMAGE), classification_loss)
+        return UserNetwork(name, _torchvision_builder(name), **functions)
     path = Path(source)
     module = _imported(path)
     build = getattr(module, name, None)
     if not callable(build):
         fail(f"{path} has no function {name!r}")
-    batch = getattr(module, "batch", None)
-    if batch and shape:
+    for part in ("batch", "loss", "optimizer"):
+        if hasattr(module, part):
+            functions[part] = getattr(module, part)
+            if not callable(functions[part]):
+                fail(f"{path} has {part!r}, which is not a function: give it another name")
+    if shape and hasattr(module, "batch"):
         fail(f"--input: {path} has a function 'batch', which says what a sample is")
-    return UserNetwork(
-        title=f"{path.stem}:{name}",
-        build=build,
-        batch=batch or partial(noise, shape=shape or IMAGE),
-        loss=getattr(module, "loss", classification_loss),
-        optimizer=getattr(module, "optimizer", torch.optim.AdamW),
-    )
+    return UserNetwork(f"{path.stem}:{name}", build, **functions)
 
 
 def _torchvision_builder(name: str) -> Callable[[], nn.Module]:

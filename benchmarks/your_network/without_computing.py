@@ -62,8 +62,7 @@ class _WithoutComputing(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = tensors_in((args, kwargs))
         are_small = all(map(_is_small, tensors))
-        refuses = _shape_depends_on_numbers(func, tensors)
-        if refuses:
+        if _shape_depends_on_numbers(func, tensors):
             raise RuntimeError(f"the result of {func} has a shape that depends on numbers")
         sends_nothing = func.namespace == "c10d" and not are_small
         if sends_nothing:

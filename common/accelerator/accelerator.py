@@ -272,7 +272,7 @@ class Accelerator:
             if not any(innermost_model(known) is own for known in self._models):
                 self._models.append(own)
             return model
-        self._models.append(model)
+        self._models.append(model)  # the script's own: the layers below are not registered
         # The layers go from the inside to the outside: the precision of the forward, the device, DDP, the compiler.
         if self.native_amp:
             self._run_forward_in_mixed_precision(model)

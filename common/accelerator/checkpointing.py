@@ -75,7 +75,7 @@ class RunState:
 
     Attributes:
         project: where checkpoints are, and how many of them are kept.
-        step: calls of `accumulate`; at a multiple of the window's steps no window is unfinished.
+        step: calls of `accumulate`.
         get_state_dict: returns the weights of a model; under FSDP a collective.
     """
 
@@ -90,6 +90,11 @@ class RunState:
     load_hooks: list[Callable]
     step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
+
+    @property
+    def micro_step(self) -> int:
+        """The micro-batches of the unfinished accumulation window; 0 if there is none."""
+        return self.step % GradientState().num_steps
 
     def objects_by_file(self) -> dict[str, Any]:
         """All objects with a `state_dict` but models and loaders, by the names of their files."""
@@ -130,8 +135,7 @@ def save_state(
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
     Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact.
 
-    What a kill leaves is told in `checkpoint_folder.py`. Under automatic naming a save that fails keeps its number, as
-    in the original; on several processes without `all_ranks` it uses it up, because other ranks may have saved.
+    What a kill leaves is told in `checkpoint_folder.py`.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
@@ -154,10 +158,14 @@ def save_state(
 
 
 def _save_alone(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
-    """Save the part of this process, whatever the others do."""
+    """Save the part of this process, whatever the others do.
+
+    A save that fails uses up its number on several processes, because others may have saved. On one process, and with
+    `all_ranks`, it keeps it, as in the original.
+    """
     project = run.project
     folder = _folder_to_save(project, output_dir)
-    save_id = save_ids.next_id(folder)
+    save_id = save_ids.next_id(folder, run.micro_step)
     draft = draft_of_this_rank(folder)
     try:
         _begin_draft(project, folder, draft)
@@ -169,7 +177,7 @@ def _save_alone(run: RunState, output_dir: str | os.PathLike | None, safe_serial
             publish_rank_part(draft, folder, save_id)
     except BaseException:
         remove(draft)
-        if PartialState().use_distributed:  # Other ranks may have saved under this number.
+        if PartialState().use_distributed:
             project.iteration += 1
         raise
     project.iteration += 1
@@ -263,7 +271,7 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
     asks, because under FSDP, and perhaps in an object of the script, that is a collective.
     """
     rank_state: dict[str, Any] = {"step": run.step}
-    if run.step % GradientState().num_steps != 0:
+    if run.micro_step > 0:
         rank_state["gradients"] = [_gradients(model) for model in run.models]
     states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
     loader_states = {}
@@ -329,10 +337,11 @@ def load_state(
     folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
     # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
     owns_disk = _writes_main_part(run.project)
+    is_verified = input_dir is None and PartialState().is_main_process  # `_newest_checkpoint` has done it.
     run_on_all_ranks(lambda: finish_or_warn(folder), runs_here=owns_disk)
     with errors_on_all_ranks(), ThreadPoolExecutor() as threads:
         # Verification costs no time while this thread reads. What it finds is raised, and not what reading then meets.
-        verification = threads.submit(verify, folder) if owns_disk else None
+        verification = threads.submit(verify, folder) if owns_disk and not is_verified else None
         try:
             saved = _read(run, folder, load_kwargs or {})
         finally:

@@ -53,7 +53,7 @@ def compare(description: list[str]) -> None:
     Raises:
         DistributedOperationException: on all ranks, if the descriptions differ; not on nccl.
     """
-    exchange(description, torch.empty(0, dtype=torch.uint8))
+    exchange(description, torch.empty(0, dtype=torch.uint8, device="cpu"))
 
 
 def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
 
 def _first_message(checksum: int, content: torch.Tensor) -> torch.Tensor:
     """A header, and `content` if there is room for it. The message is equally long on all ranks."""
-    header = torch.tensor([checksum, len(content)])
+    header = torch.tensor([checksum, len(content)], device="cpu")  # whatever torch's default device is
     fitting = content if len(content) <= ROOM_FOR_CONTENT else content[:0]
     return torch.cat([header.view(torch.uint8), _filled_up(fitting, ROOM_FOR_CONTENT)])
 

@@ -41,8 +41,9 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         RuntimeError: if some process has no batch in this step, so that it cannot take part, or as `gather_object`.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
-    same_rows = True  # All processes have equally many.
-    num_real = None  # Nothing is cut off.
+    # Unless this step is short, all processes have equally many rows, and nothing is cut off.
+    same_rows = True
+    num_real = None
     short_step = None if loader is None else loader.short_step
     if short_step is not None:
         num_batches = len(short_step.rows)

@@ -1,6 +1,6 @@
 """Collectives on nested structures (gather, reduce, broadcast, pad), and moving and converting the tensors in them.
 
-Functions of one leaf after the other come first, then the collectives, and then errors of one that all ranks raise.
+First comes what works on this process alone, then the collectives, and then errors of one rank that all ranks raise.
 
 A collective takes its structure apart, lets `exchange.py` compare what the ranks send and fetch the bytes of all of
 them, and puts the structure together again. With `gather({"y": y, "x": x})` on two ranks these steps follow each other:
@@ -302,7 +302,7 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
     structure = SortedLeaves(tensor)
     if PartialState().distributed_type == DistributedType.NO:
         return structure.replace_sorted(_require_tensors(structure.named))
-    lengths = torch.zeros(len(structure.named), dtype=torch.int64)
+    lengths = torch.zeros(len(structure.named), dtype=torch.int64, device="cpu")
     for place, (_, leaf) in enumerate(structure.named):
         if _has_dimension(leaf, dim):
             lengths[place] = leaf.shape[dim]

@@ -22,12 +22,14 @@ class SameTraining:
 
     Args:
         batch_size: the global batch.
+        seed: of the sample order.
         train_set: of `common.data.load_data`.
     """
 
-    def __init__(self, batch_size: int, train_set: Any) -> None:
+    def __init__(self, batch_size: int, seed: int, train_set: Any) -> None:
         # By the names that the user knows them by.
-        self.settings = {"--batch-size": batch_size, "--dataset": train_set.name, "training samples": len(train_set)}
+        self.settings = {"--batch-size": batch_size, "--seed": seed, "--dataset": train_set.name}
+        self.settings["training samples"] = len(train_set)
 
     def state_dict(self) -> dict[str, Any]:
         return self.settings

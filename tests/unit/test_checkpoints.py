@@ -110,6 +110,7 @@ def test_only_the_same_training_goes_on_from_a_checkpoint(level, tmp_path, monke
         assert again[name] == pytest.approx(first[name], abs=1e-7), name
     for change, line in (
         (["--batch-size", "16"], "--batch-size 16: the checkpoint is of a training with 32"),
+        (["--seed", "7"], "--seed 7: the checkpoint is of a training with 42"),
         (["--train-samples", "96"], "training samples 96: the checkpoint is of a training with 64"),
         (["--epochs", "1"], "--epochs 1: the checkpoint is of a longer training, in its epoch 2"),
     ):

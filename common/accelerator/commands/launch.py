@@ -14,6 +14,7 @@ import sys
 from typing import NoReturn
 
 from common.cores import available_cores
+from common.flag_types import natural, positive
 from common.launch import LAUNCHER_ACCUMULATION, LAUNCHER_PRECISION, LAUNCHER_THREADS
 
 from ..environment import patch_environment
@@ -44,9 +45,9 @@ def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) 
     parser.add_argument("--cpu", action="store_true", help="train on the CPU whatever the file says")
     parser.add_argument("--multi_gpu", action="store_true", help="one GPU per process, or an error")
     parser.add_argument("--gpu_ids", help="devices of this machine to use, as 0,1")
-    parser.add_argument("--num_cpu_threads_per_process", type=int, help="by default the cores shared out")
+    parser.add_argument("--num_cpu_threads_per_process", type=positive, help="by default the cores shared out")
     parser.add_argument("--mixed_precision", choices=PRECISIONS)
-    parser.add_argument("--gradient_accumulation_steps", type=int)
+    parser.add_argument("--gradient_accumulation_steps", type=positive)
     parser.add_argument("--use_fsdp", action="store_true", help="share the model out to the processes")
     for name in FSDP_SETTINGS:
         parser.add_argument(f"--{name}")
@@ -57,7 +58,7 @@ def launch_command_parser(subparsers: argparse._SubParsersAction | None = None) 
     parser.add_argument("--same_network", action="store_true", help="needs no action: they meet at main_process_ip")
     parser.add_argument("--rdzv_backend", choices=RENDEZVOUS)
     parser.add_argument("--rdzv_conf", help="more about the rendezvous: key=value,key=value")
-    parser.add_argument("--max_restarts", type=int, help="how often to start all again after a failure")
+    parser.add_argument("--max_restarts", type=natural, help="how often to start all again after a failure")
     parser.add_argument("-m", "--module", action="store_true", help="a module's name, as for `python -m`")
     parser.add_argument("--no_python", action="store_true", help="the script is a program to execute as it is")
     parser.add_argument("training_script")

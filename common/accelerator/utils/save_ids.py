@@ -1,19 +1,20 @@
 """Ids of saves: two parts belong to one save if they have the same id.
 
 Ids have to differ only between saves into one folder. With `all_ranks=True` rank 0 sends its id to the others. Else no
-rank waits for another, and each derives the same id from three things that all of them know: the name of the run, the
-number of collectives so far, and the number of saves into the folder since the last of them.
+rank waits for another, and each derives the same id from what all of them know: the name of the run, the number of
+collectives so far, the micro-batches since the last optimizer step, and the number of saves into the folder since then.
 
-    save_state("a")                       run-5-1
-    if is_main_process: save_state("b")   run-5-1, into another folder
-    save_state("a")                       run-5-2
-    wait_for_everyone(); save_state("a")  run-6-1
+    save_state("a")                         run-5-0-1
+    if is_main_process: save_state("b")     run-5-0-1, into another folder
+    save_state("a")                         run-5-0-2
+    with accumulate(): … ; save_state("a")  run-5-1-1, where the window goes on, so no gradient was averaged
+    wait_for_everyone(); save_state("a")    run-6-1-1
 
 This works because all ranks have entered the same collectives when they come to a line of the script. Without
 `all_ranks`, it fails in three cases. Then the newest checkpoint has no part of rank 1, and loading says so:
 
-- The main process saves "a" alone, and then all ranks save "a" with no collective between. Rank 0 has the id run-5-2,
-  and rank 1 run-5-1, so its part belongs to what the main process has saved alone.
+- The main process saves "a" alone, and then all ranks save "a" with neither a collective nor a micro-batch between.
+  Rank 0 has the id run-5-0-2, and rank 1 run-5-0-1, so its part belongs to what the main process has saved alone.
 - The main process saves alone under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of
   checkpoint_0, until `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
 - The script calls `send`, `recv` or `monitored_barrier` on gloo, which counts them too, but not equally on all ranks.
@@ -27,14 +28,14 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-# The numbers of saves into a folder since a collective, by all Accelerators of this process.
+# The numbers of saves into a folder at one moment of the run, by all Accelerators of this process.
 _num_saves: Counter[tuple[str, Path]] = Counter()
 # The name of a run, by its process group: its processes have it in common, and no other run has it.
 _names_of_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def next_id(folder: Path) -> str:
-    """The id of the save into `folder` that begins now."""
+def next_id(folder: Path, micro_step: int) -> str:
+    """The id of the save into `folder` that begins now, after so many micro-batches of an accumulation window."""
     if not dist.is_initialized():
         return uuid.uuid4().hex
     group: Any = dist.group.WORLD
@@ -45,6 +46,6 @@ def next_id(folder: Path) -> str:
         _names_of_runs[group] = store.compare_set("checkpointing/run", "", uuid.uuid4().hex).decode()
     # torch does not document this count, but no other one is the same on all ranks whatever each of them saves.
     # `test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder` fails if torch changes it.
-    run_and_collectives = f"{_names_of_runs[group]}-{group._get_sequence_number_for_group()}"
-    _num_saves[run_and_collectives, folder] += 1
-    return f"{run_and_collectives}-{_num_saves[run_and_collectives, folder]}"
+    moment = f"{_names_of_runs[group]}-{group._get_sequence_number_for_group()}-{micro_step}"
+    _num_saves[moment, folder] += 1
+    return f"{moment}-{_num_saves[moment, folder]}"

@@ -4,13 +4,14 @@ import json
 import os
 from pathlib import Path
 from shutil import copytree
+from unittest import mock
 
 import pytest
 import torch
 
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
-from common.accelerator.utils import ProjectConfiguration
+from common.accelerator.utils import ProjectConfiguration, checkpoint_manifest
 from tests.bits import flip_a_bit
 from tests.states import forget_states
 
@@ -122,7 +123,9 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
         accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_10", "checkpoint_11"}
     accelerator = numbering(tmp_path, total_limit=2)
-    accelerator.load_state()
+    with mock.patch.object(checkpoint_manifest, "describe", wraps=checkpoint_manifest.describe) as describe:
+        accelerator.load_state()
+    assert describe.call_count == 1, "the one file but the manifest is verified once"
     assert accelerator.project_configuration.iteration == accelerator.save_iteration == 12
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_11", "checkpoint_12"}

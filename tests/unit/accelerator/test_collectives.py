@@ -244,6 +244,17 @@ def test_short_and_long_messages_arrive_whole(size):
     assert on_ranks(2, gather_bytes, size) == [([size, size], [0, size])] * 2
 
 
+def collect_beside_a_default_device(accelerator):
+    own = torch.full((1 + accelerator.process_index,), 1.0)
+    with torch.device("meta"):  # as `torch.set_default_device`
+        padded = accelerator.pad_across_processes(own)
+        return accelerator.gather(padded).tolist(), accelerator.reduce(padded, "sum").tolist()
+
+
+def test_the_default_device_changes_no_collective():
+    assert on_ranks(2, collect_beside_a_default_device) == [([1.0, 0.0, 1.0, 1.0], [2.0, 1.0])] * 2
+
+
 def test_an_unknown_reduction_is_refused():
     PartialState(cpu=True)
     with pytest.raises(ValueError, match="reduction must be 'mean', 'sum', 'max' or 'none', not 'median'"):

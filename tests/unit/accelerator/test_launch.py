@@ -204,6 +204,8 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
         (["--fsdp_version=2", "x.py"], "settings of FSDP need distributed_type FSDP, or --use_fsdp"),
         (["--use_fsdp", "--cpu", __file__], "FSDP of version 1 is out of scope: fsdp_version must be 2"),
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
+        (["--gradient_accumulation_steps", "0", "x.py"], "must be a whole number of at least 1, not '0'"),
+        (["--max_restarts=-1", "x.py"], "must be a whole number of at least 0, not '-1'"),
         (["--module", "--no_python", "x.py"], "--module and --no_python cannot be used together"),
         (["--cpu", "--multi_gpu", "x.py"], "--cpu and --multi_gpu exclude each other"),
         (["--use_fsdp", "--multi_gpu", "x.py"], "--use_fsdp and --multi_gpu exclude each other"),

@@ -330,20 +330,20 @@ def test_a_part_that_is_in_the_way_of_others_damages_no_checkpoint(tmp_path):
 
 
 def ids_of_saves(accelerator: Accelerator, folder: Path) -> list[str]:
-    """The ids of two saves, and after collectives: a barrier, one of the core, those of DDP."""
+    """The ids of two saves, of one within a window, and after collectives: a barrier, one of the core, those of DDP."""
     model = accelerator.prepare(torch.nn.Linear(1, 1))
-    ids = [save_ids.next_id(folder)]
+    ids = [save_ids.next_id(folder, 0), save_ids.next_id(folder, 1)]
     if accelerator.is_main_process:
-        save_ids.next_id(folder / "another")  # This changes nothing.
-    ids.append(save_ids.next_id(folder))
+        save_ids.next_id(folder / "another", 0)  # This changes nothing.
+    ids.append(save_ids.next_id(folder, 0))
     accelerator.wait_for_everyone()
-    ids.append(save_ids.next_id(folder))
+    ids.append(save_ids.next_id(folder, 0))
     accelerator.reduce(torch.ones(1))
-    ids.append(save_ids.next_id(folder))
+    ids.append(save_ids.next_id(folder, 0))
     accelerator.backward(model(torch.ones(1, 1)).sum())
-    return [*ids, save_ids.next_id(folder)]
+    return [*ids, save_ids.next_id(folder, 0)]
 
 
 def test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder(tmp_path):
     first, second = on_ranks(2, ids_of_saves, tmp_path)
-    assert first == second and len(set(first)) == 5
+    assert first == second and len(set(first)) == 6

@@ -68,7 +68,7 @@ def test_a_part_that_fails_is_named_and_the_parts_before_are_kept(failure, ended
 
 def test_a_comparison_that_succeeds_removes_what_a_failed_one_left(tmp_path, monkeypatch, report):
     (tmp_path / compare.INCOMPLETE).write_text("of before")
-    monkeypatch.setattr(compare, "run_parts", lambda settings, new, show_part: vars(new).update(report))
+    monkeypatch.setattr(compare, "run_parts", lambda settings, new, begin_part: vars(new).update(report))
     monkeypatch.setattr(compare, "draw", lambda *args: [])
     monkeypatch.setattr(sys, "argv", ["compare", "--dataset", "synthetic", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="0"):

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.harness import level_runs
 from benchmarks.harness.records import totals
 from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP_ROW
+from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FSDP2
 from benchmarks.report.verdicts import MOST_IMBALANCE, imbalance
 from benchmarks.suites import memory
 from benchmarks.suites.memory import NETWORKS, ReferenceNetwork
@@ -99,7 +99,7 @@ def test_only_data_parallel_is_uneven_and_fsdp_lowers_what_ddp_evens():
     for wrapper, row in rows.items():
         uneven = imbalance(totals(row.peaks))
         assert uneven > 1.5 if wrapper == DATA_PARALLEL else uneven <= MOST_IMBALANCE, wrapper
-    of_ddp, of_fsdp = rows[DDP], rows[FSDP_ROW]
+    of_ddp, of_fsdp = rows[DDP], rows[FSDP2]
     assert max(totals(of_fsdp.peaks)) < 0.65 * min(totals(of_ddp.peaks))
     state = [row.peaks[0]["optimizer state"] for row in (of_ddp, of_fsdp)]
     assert state[1] == pytest.approx(state[0] / 4, rel=0.01)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.node_ranks import node_ranks
+from benchmarks.harness.node_ranks import ranks_on
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, two_nodes
 from benchmarks.suites import network
 from common.processes import RankFailed
@@ -40,9 +40,9 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_two_nodes")
 def test_ranks_run_jobs_on_two_nodes_also_after_one_has_failed(capfd):
-    with node_ranks() as pair:
-        assert network.images_per_second(pair, network.Row(4, "unlimited")) > 0
-        assert network.images_per_second(pair, network.Row(4, None)) > 0
+    with two_nodes() as nodes, ranks_on(nodes.names[:1]) as one, ranks_on(nodes.names) as pair:
+        assert network.images_per_second(network.Row(4, "unlimited"), nodes, pair) > 0
+        assert network.images_per_second(network.Row(4, None), nodes, one) > 0
         with pytest.raises(RankFailed, match="rank 0: --replicas belongs to"):
             pair.run(level_runs.train, "00_single_gpu", ["--replicas", "2"], timeout=100)
         first, second = pair.run(os.sched_getaffinity, 0, timeout=100)

@@ -1,6 +1,8 @@
 """The model of a data-parallel step: what must hold for any links, and how it does against published measurements."""
 
 import itertools
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,7 @@ from torch.torch_version import TorchVersion
 
 from benchmarks.your_network import presets
 from benchmarks.your_network.all_reduce import START_SECONDS, Cluster, Link, seconds_of_all_reduce
-from benchmarks.your_network.count import Gradient
+from benchmarks.your_network.costs import Gradient
 from benchmarks.your_network.scaling import (
     LARGEST_GLOBAL_BATCH,
     PAYING_EFFICIENCY,
@@ -21,7 +23,7 @@ from benchmarks.your_network.scaling import (
     fill_buckets,
     pays_from,
     scaling_efficiency,
-    step,
+    seconds_of_step,
     transfers,
 )
 from common import ladder
@@ -55,6 +57,11 @@ SETUPS = st.builds(
 )
 
 
+def test_the_model_of_a_step_imports_no_torch():
+    code = "import sys, benchmarks.your_network.presets; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ladder.ROOT).returncode == 0
+
+
 def on_a100(network: str) -> Setup:
     """A network on the hardware of the page's table, which `predict` takes unless it is told otherwise."""
     return presets.setup(costs_of(network), "a100", "nvlink", 8, "8x200g")
@@ -82,9 +89,9 @@ def test_an_all_reduce_costs_what_the_formula_says(gpus, latency, bandwidth):
 @given(SETUPS, BATCHES, GPUS)
 def test_a_step_takes_its_compute_at_least_and_everything_in_a_row_at_most(setup, batch, gpus):
     even = without_effects(setup)
-    compute = step(even, batch, 1)
+    compute = seconds_of_step(even, batch, 1)
     moving = sum(seconds_of_all_reduce(even.cluster, bucket.size, gpus) for bucket in even.buckets)
-    assert compute * (1 - 1e-9) <= step(even, batch, gpus) <= (compute + moving) * (1 + 1e-9)
+    assert compute * (1 - 1e-9) <= seconds_of_step(even, batch, gpus) <= (compute + moving) * (1 + 1e-9)
 
 
 @SEEDED
@@ -113,18 +120,18 @@ def test_the_example_of_a_step_takes_as_long_as_its_docstring_says():
     wire = Link(latency=0, bandwidth=1e9)
     setup = Setup(buckets, 1e-3, 0, Cluster(8, wire, wire), speed_spread=0, contention=0.2)
     assert transfers(setup, 22e-3, 2)[-1].end == pytest.approx(32e-3, rel=1e-3)
-    assert step(setup, 30, 1) == pytest.approx(30e-3)
-    assert step(setup, 30, 2) == pytest.approx(42e-3, rel=1e-3)
+    assert seconds_of_step(setup, 30, 1) == pytest.approx(30e-3)
+    assert seconds_of_step(setup, 30, 2) == pytest.approx(42e-3, rel=1e-3)
 
 
 def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower():
     setup = on_a100("BasicNet")
     even = without_effects(setup)
     slower = replace(setup, speed_spread=0.05, contention=0.4)
-    assert step(setup, 1, 1) == step(setup, 64, 1) == pytest.approx(42 * 10e-6)
-    assert step(setup, 100_000, 1) == pytest.approx(100_000 * setup.sample_seconds)
-    assert step(slower, 1, 8) == step(even, 1, 8)
-    assert step(slower, 100_000, 8) > step(even, 100_000, 8)
+    assert seconds_of_step(setup, 1, 1) == seconds_of_step(setup, 64, 1) == pytest.approx(42 * 10e-6)
+    assert seconds_of_step(setup, 100_000, 1) == pytest.approx(100_000 * setup.sample_seconds)
+    assert seconds_of_step(slower, 1, 8) == seconds_of_step(even, 1, 8)
+    assert seconds_of_step(slower, 100_000, 8) > seconds_of_step(even, 100_000, 8)
 
 
 @SEEDED

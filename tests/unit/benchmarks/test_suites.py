@@ -9,7 +9,6 @@ import json
 import pytest
 
 from benchmarks import __main__ as program
-from benchmarks.harness import node_ranks
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.suites import network, overhead, timeline
 from common.processes import RankFailed
@@ -59,22 +58,32 @@ def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
     assert json.loads((tmp_path / "sharing.json").read_text())["rounds"] == 3
 
 
-def test_without_the_peers_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in overhead.PEERS else real(name))
+ACCELERATE = {"accelerate", "accelerate, accumulate()"}
+
+
+@pytest.mark.parametrize(
+    "missing, theirs",
+    [
+        (overhead.PEERS, set()),
+        (["accelerate"], {"lightning.fabric"}),  # the Trainer of transformers needs accelerate
+        (["transformers"], {"lightning.fabric", *ACCELERATE}),
+    ],
+)
+def test_without_a_peer_the_rows_that_need_it_are_left_out_and_it_is_said(missing, theirs, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else "found")
     monkeypatch.setattr(overhead, "take_turns", lambda contestants, rounds: {key: [1.0] for key in contestants})
     (group,) = overhead.measure(QUICK)["groups"]
     ours = {"common.accelerator", "common.accelerator, accumulate()", "common.trainer"}
-    assert set(group["rows"]) == {overhead.RAW, overhead.RAW_LIKE_TRAINER, *ours}
-    printed = capsys.readouterr().out
-    assert all(peer in printed for peer in overhead.PEERS)
+    assert set(group["rows"]) == {overhead.RAW, overhead.RAW_LIKE_TRAINER, *ours, *theirs}
+    assert f"not measured: {', '.join(missing)}, not installed" in capsys.readouterr().out
 
 
 def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
     def cannot():
         raise CannotMeasure("two nodes need root")
 
-    monkeypatch.setattr(node_ranks, "check_two_nodes", cannot)
+    monkeypatch.setattr(network, "two_nodes", cannot)
+    monkeypatch.setattr(timeline, "two_nodes", cannot)
     with pytest.raises(CannotMeasure, match="two nodes need root"):
         network.measure(QUICK)
     monkeypatch.setattr(timeline, "record_over", lambda link, pair, rounds: {"link": link})
