@@ -12,6 +12,4 @@ These files then work one after the other. The example is a script that steps it
     6. checks/        compare the records of all ranks: rank 1 has Step([0.1], …) twice
     7. answers.py     defines what a check says: a Finding, Right, or NotExamined
     8. report.py      words the answers: "FOUND learning rates: the ranks' learning rates differ at 1 of 2 steps; …"
-
-The observers know nothing of the checks, and the checks nothing of the observers: the record is between them.
 """

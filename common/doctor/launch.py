@@ -129,8 +129,7 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
     """The record that a rank has left, or an empty one, and what it could not note itself."""
     file = rank.folder / FILE
     record = read(file) if file.exists() else Record(rank.number)
-    printed = (rank.folder / LOG).read_text(errors="replace")
-    record.last_printed = printed.strip().split("\n")[-1]
+    record.last_printed = (rank.folder / LOG).read_text(errors="replace").strip().split("\n")[-1]
     end = record.end
     exit_code = rank.process.returncode
     if was_stopped and end.reason != "crash":

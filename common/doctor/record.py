@@ -5,6 +5,7 @@ The observers fill it, and the rank leaves it in a file. The doctor reads the re
 
 import os
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +48,7 @@ class Epoch:
 
     loader: int  # the `id` of the DataLoader
     size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it has no length
+    numbers: Sequence[int] = ()  # those of the samples that the loader can read: all, or the part of a `Subset`
     complete: bool = False  # True if the loader came to the end of its data
     batches: list[Batch] = field(default_factory=list)
 
@@ -120,21 +122,6 @@ class End:
 
 @dataclass
 class Record:
-    """The observations of a rank. These observers note them, and these checks compare them:
-
-    part                                    noted by               compared by
-    epochs                                  loaders, networks      samples, data_sets, evaluations, waiting
-    networks, is_sharded, is_split          networks               replicas, and others
-    draws                                   loaders, networks      random_numbers
-    steps and the two parts below them      optimizers             optimizers, steps
-    clippings                               clipping               steps
-    saves                                   files                  files
-    collectives                             group                  waiting, evaluations
-    waits_in, last_printed                  heartbeat, launch.py   end
-    end                                     recorder, launch.py    end
-    backend, observer_errors                recorder               report
-    """
-
     rank: int
     backend: str | None = None  # the process group's, if there was one
     last_printed: str = ""  # the last line of its output

@@ -18,19 +18,16 @@ def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
 def summary(script: str, records: list[Record], seconds: float) -> str:
     """A line about the run: the script, the processes and the steps."""
     first = records[0]
-    processes = len(records)
-    parts = [f"{len(first.steps)} optimizer steps"]
+    count = len(first.steps)
+    parts = ["1 optimizer step" if count == 1 else f"{count} optimizer steps"]
     epochs = across_ranks(record.training_epochs for record in records)
     if epochs and all(epoch.samples for epoch in epochs[0]):
-        batches = [epoch.batches[0].samples for epoch in epochs[0]]
-        size = len(batches[0])
-        # A script may cut each rank's share out of a batch that all ranks read.
-        if all(batch == batches[0] for batch in batches):
-            parts.append(f"the same batches of {size} samples on each rank")
-        else:
-            parts.append(f"batches of {processes} x {size} = {processes * size} samples")
+        batches = {tuple(epoch.batches[0].samples) for epoch in epochs[0]}
+        size = len(epochs[0][0].batches[0].samples)
+        # Ranks of a mesh may read the same batch, or a script cuts each rank's share out of it.
+        parts.append(f"batches of {len(batches)} x {size} = {len(batches) * size} samples")
     group = first.backend or "no process group"
-    return f"{script} on {processes} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
+    return f"{script} on {len(records)} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
 
 
 def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:

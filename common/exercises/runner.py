@@ -11,6 +11,7 @@ gap that is left, an exception, a collective that nobody answers, a loop without
     leaves the groups, if the solution has returned
 """
 
+import importlib.machinery
 import importlib.util
 import sys
 import threading
@@ -103,7 +104,7 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     expected = checker.reference()
     outcomes: list[Outcome] = []
     # The thread of a solution that does not return is left behind: as a daemon it ends with the process.
-    thread = threading.Thread(target=lambda: outcomes.append(_outcome(checker, path, expected)), daemon=True)
+    thread = threading.Thread(target=_attempt, args=(checker, path, expected, outcomes), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warnings would stand before the findings
         thread.start()
@@ -116,19 +117,20 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
     return outcome
 
 
-def _outcome(checker: ModuleType, path: Path, expected: Any) -> Outcome:
+def _attempt(checker: ModuleType, path: Path, expected: Any, outcomes: list[Outcome]) -> None:
+    """Import the solution and run it. Its outcome is appended to `outcomes`."""
     try:
-        spec = importlib.util.spec_from_file_location("solution", path)
-        solution = importlib.util.module_from_spec(spec)
+        loader = importlib.machinery.SourceFileLoader("solution", str(path))  # the name of the file may end in anything
+        solution = importlib.util.module_from_spec(importlib.util.spec_from_loader("solution", loader))
         with simulated_network() as traffic:
-            spec.loader.exec_module(solution)
+            loader.exec_module(solution)
             actual = checker.attempt(solution, traffic)
         traffic.check_all_waited()
-        return Returned(actual, expected)
+        outcomes.append(Returned(actual, expected))
     except Mistake as mistake:
-        return mistake
+        outcomes.append(mistake)
     except BaseException as error:
-        return _mistake(error, path, checker)
+        outcomes.append(_mistake(error, path, checker))
 
 
 def _mistake(error: BaseException, path: Path, checker: ModuleType) -> Mistake:

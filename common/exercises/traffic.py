@@ -25,7 +25,7 @@ POINT_TO_POINT = ("isend", "irecv")
 class Message:
     """A call of torch.distributed by a solution, and the handle that the solution gets in place of torch's."""
 
-    def __init__(self, traffic: "Traffic", function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], args: tuple, kwargs: dict, events: list, delayed: list) -> None:
         self.name = function.__name__
         self.arguments = inspect.signature(function).bind(*args, **kwargs).arguments
         self.is_async = self.arguments.pop("async_op", False)
@@ -33,26 +33,34 @@ class Message:
         self.sent = tensor.detach().clone() if isinstance(tensor, Tensor) else None  # the tensor as it was at the call
         self.was_changed = False  # True if a collective began with other numbers than those of the call
         self.was_waited_for = False
-        self._traffic = traffic
+        self.work: dist.Work | None = None  # torch's own handle of a send or receive
         self._function = function
+        self._events = events  # these two are lists of the Traffic
+        self._delayed = delayed
 
-    def begin(self) -> Any:
-        """Call torch's function. Returns its handle, if it has one."""
+    def begin(self) -> None:
+        """Call torch's function."""
         if self.sent is not None:
             now = self.arguments["tensor"].detach()
             self.was_changed = not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
-        return self._function(**self.arguments)
+        self.work = self._function(**self.arguments)
 
     def wait(self, *_: Any) -> bool:
-        self._traffic.events.append("wait")
-        if not self.was_waited_for:
-            self.was_waited_for = True
-            self._traffic.finish(self)
+        """Wait for a send or receive, or begin the delayed collectives up to this one."""
+        self._events.append("wait")
+        if not self.was_waited_for and self.work is not None:
+            self.work.wait()
+        self.was_waited_for = True
+        while self in self._delayed:
+            self._delayed.pop(0).begin()
         return True
 
     def is_completed(self) -> bool:
         """True once somebody has waited: a collective does not begin before."""
         return self.was_waited_for
+
+    def get_future(self) -> None:
+        raise Mistake("wait for the handle itself, by its wait(): here it has no future")
 
 
 class Traffic:
@@ -68,7 +76,6 @@ class Traffic:
         self.messages: list[Message] = []  # in the order of the calls
         self.events: list[str] = []
         self.delayed: list[Message] = []  # the collectives that have not begun
-        self.under_way: dict[Message, Any] = {}  # torch's handles of sends and receives
 
     def call_collective(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
         message = self._new_message(function, args, kwargs)
@@ -81,33 +88,25 @@ class Traffic:
     def send_or_receive(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Message | None:
         """A message that begins at once; None, as torch's, where this rank is not in the group."""
         message = self._new_message(function, args, kwargs)
-        handle = message.begin()
-        if handle is None:
+        message.begin()
+        if message.work is None:
             message.was_waited_for = True  # nothing was sent
             return None
-        self.under_way[message] = handle
         return message
-
-    def finish(self, message: Message) -> None:
-        """Wait for a send or receive, or begin the delayed collectives up to this one, if they have not begun."""
-        if message in self.under_way:
-            self.under_way[message].wait()
-        while message in self.delayed:
-            self.delayed.pop(0).begin()
 
     def check_all_waited(self) -> None:
         """Raise a Mistake if a message was not waited for, or was changed on its way."""
         for message in self.messages:
-            which = f"{message.name} of rank {dist.get_rank()}"
             if not message.was_waited_for:
                 sentence = "wait() was not called on its handle. Before it returns, the numbers may not be there"
-                raise Mistake(f"{which}: {sentence}")
-            if message.was_changed:
+            elif message.was_changed:
                 sentence = "the tensor was changed while it was under way. wait() returns with the sum: divide after it"
-                raise Mistake(f"{which}: {sentence}")
+            else:
+                continue
+            raise Mistake(f"{message.name} of rank {dist.get_rank()}: {sentence}")
 
     def _new_message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
-        message = Message(self, function, args, kwargs)
+        message = Message(function, args, kwargs, self.events, self.delayed)
         self.messages.append(message)
         self.events.append(message.name)
         return message

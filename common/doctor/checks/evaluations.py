@@ -46,20 +46,20 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
         return NotExamined(WITH_REPLACEMENT)
     if all(set(share) == set(shares[0]) for share in shares):
         return Right()
-    size = epochs[0].size
+    numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     repeated = sum(ranks > 1 for ranks in readers.values())
-    unread = set(range(size)) - readers.keys()
-    never_evaluated = set(unread)
-    for other in chain.from_iterable(of_ranks):
-        if other.size == size and unread.issuperset(other.samples):
-            never_evaluated.difference_update(other.samples)
+    unread = numbers - readers.keys()
+    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks)]
+    of_the_rest = [samples for samples in others if samples <= unread]  # evaluations that read nothing else
+    dropped = unread.difference(*of_the_rest)
+    # More than the last batches have are left out on purpose.
     last_batches = sum(epoch.batches[-1].size for epoch in epochs)
-    were_dropped = 0 < len(never_evaluated) <= last_batches
+    were_dropped = 0 < len(dropped) <= last_batches
     if not repeated and not were_dropped:
         return Right()
     return Finding(
-        f"{repeated} of {size} samples are read more than once, {len(unread)} never, in evaluation {number}",
+        f"{repeated} of {len(numbers)} samples are read more than once, {len(unread)} never, in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
     )

@@ -28,14 +28,15 @@ MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one o
 def check_training_samples(records: list[Record]) -> Answer:
     if any(record.is_split for record in records):
         return NotExamined("on the mesh of the network, ranks may have the same samples")
-    answers: list[Answer] = []
-    for number, epochs in enumerate(across_ranks(record.training_epochs for record in records)):
-        compare = _by_numbers if are_numbered_alike(epochs) else _by_contents
-        answers.append(compare(number, epochs))
+    of_ranks = across_ranks(record.training_epochs for record in records)
+    answers = [check_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
     return overall(answers, "no pass over a DataLoader was seen in training on all ranks")
 
 
-def _by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
+def check_epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
+    """The answer about one epoch of training, as all ranks have read it."""
+    if not are_numbered_alike(epochs):
+        return _by_contents(number, epochs)
     # The last batch may be filled up with samples of the beginning.
     shares = [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
     if not all(shares):
@@ -45,7 +46,7 @@ def _by_numbers(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:
-        return Right()  # a part of one order
+        return Right()  # each rank has read a part of one order
     first, *others = epochs
     pairs = [pair for other in others for pair in read_twice([first], [other])]
     if pairs and not are_same_samples(pairs):
@@ -89,16 +90,18 @@ def check_orders(records: list[Record]) -> Answer:
         epochs = [epoch for epoch in record.training_epochs if len(epoch.samples) >= MIN_SAMPLES]
         for earlier, later in pairwise(epochs):
             if earlier.loader == later.loader:
-                answers.append(_order(record.rank, earlier.samples, later.samples))
+                answers.append(_order(record.rank, earlier, later))
     return overall(answers, "no two epochs of a DataLoader were seen")
 
 
-def _order(rank: int, earlier: list[int], later: list[int]) -> Answer:
-    length = min(len(earlier), len(later))
-    order = earlier[:length]
-    if order == sorted(order):
+def _order(rank: int, earlier: Epoch, later: Epoch) -> Answer:
+    length = min(len(earlier.samples), len(later.samples))
+    order = earlier.samples[:length]
+    places = {number: place for place, number in enumerate(earlier.numbers)}  # random_split shuffles the numbers
+    descents = sum(places[number] > places[following] for number, following in pairwise(order))
+    if descents <= 1:  # one where the sampler fills up the last batch with samples of the beginning
         return NotExamined("the order is not shuffled")
-    if order != later[:length]:
+    if order != later.samples[:length]:
         return Right()
     return Finding(
         f"two epochs have the same order of {length} samples on rank {rank}",

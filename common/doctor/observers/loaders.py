@@ -1,10 +1,8 @@
-"""DataLoaders: the samples of each epoch.
-
-The observer wraps methods of the private class of a DataLoader's iterators, because torch has no hook for them.
-"""
+"""DataLoaders: the samples of each epoch."""
 
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from common.doctor.observers.contents import contents, tensors_in
+from common.doctor.observers.contents import contents
 from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Batch, Epoch
@@ -31,27 +29,20 @@ class Reading:
     """
 
     epoch: Epoch
+    iterator: weakref.ref  # it goes when the script leaves its loop
     asked: deque = field(default_factory=deque)
     fingerprints: int = 0  # the number of samples that have got one
     generators: dict[str, int] = field(default_factory=dict)  # the states before the batch that is read now
 
 
 class LoaderObserver:
-    """The epochs of a script over its DataLoaders.
-
-    For each batch of a DataLoader without workers these are called, one after the other:
-
-        before_batch   the states of the random generators are recorded
-        after_indices  the numbers of the batch are put into `asked`
-        after_batch    the numbers move from `asked` to a new Batch
-        note_forward   a forward in training is noted in the Batch; note_evaluation notes any other one
-    """
+    """The epochs of a script over its DataLoaders."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._record = recorder.record
         self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
-        self._newest = Batch([], [])  # the batch that was handed out last; before the first one, a batch of no epoch
+        self._newest: Reading | None = None  # the one that has handed out a batch last
 
     def install(self) -> None:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
@@ -60,15 +51,23 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
-    def note_forward(self, inputs: Any) -> None:
-        """Note a forward in training, with these inputs, in the newest batch."""
-        self._newest.forwards.append(len(next(tensors_in(inputs), ())))
+    def batch_in_use(self) -> Batch | None:
+        """The batch that a forward is with: the newest one, while its loader is read.
 
-    def note_evaluation(self) -> None:
-        self._newest.evaluated = True
+        Later it is only the first forward with a single batch: of `next(iter(loader))`, or of one that was read ahead.
+        """
+        if self._newest is None:
+            return None
+        epoch = self._newest.epoch
+        newest = epoch.batches[-1]
+        is_read = self._newest.iterator() is not None and not epoch.complete
+        is_unused = not newest.forwards and not newest.evaluated
+        if is_read or (len(epoch.batches) == 1 and is_unused):
+            return newest
+        return None
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        self._readings[iterator] = Reading(Epoch(id(loader), _size(loader.dataset)))
+        self._readings[iterator] = Reading(_epoch(loader), weakref.ref(iterator))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
@@ -89,21 +88,21 @@ class LoaderObserver:
         samples = _samples(reading.asked.popleft(), iterator._dataset)
         found = contents(batch) if reading.fingerprints < MAX_FINGERPRINTS else []
         reading.fingerprints += len(found)
-        self._newest = Batch(samples, found, len(self._record.steps), len(self._record.collectives))
-        epoch.batches.append(self._newest)
+        epoch.batches.append(Batch(samples, found, len(self._record.steps), len(self._record.collectives)))
+        self._newest = reading
 
     def after_error(self, error: BaseException, iterator: Any) -> None:
         if isinstance(error, StopIteration):
             self._readings[iterator].epoch.complete = True
 
 
-def _size(dataset: Any) -> int | None:
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
+def _epoch(loader: DataLoader) -> Epoch:
+    dataset: Any = loader.dataset
     try:
-        return len(dataset)
+        numbers, whole = _in_whole(range(len(dataset)), dataset)
+        return Epoch(id(loader), len(whole), numbers)
     except TypeError:  # an iterable data set
-        return None
+        return Epoch(id(loader), None)
 
 
 def _samples(numbers: Any, dataset: Any) -> list[int]:
@@ -114,7 +113,12 @@ def _samples(numbers: Any, dataset: Any) -> list[int]:
         samples = [int(number) for number in numbers]
     except (TypeError, ValueError):
         return []
+    return list(_in_whole(samples, dataset)[0])
+
+
+def _in_whole(numbers: Sequence[int], dataset: Any) -> tuple[Sequence[int], Any]:
+    """The same samples by their numbers in the whole data set, of which a `Subset` has a part, and that data set."""
     while isinstance(dataset, Subset):
-        samples = [int(dataset.indices[sample]) for sample in samples]
+        numbers = [int(dataset.indices[number]) for number in numbers]
         dataset = dataset.dataset
-    return samples
+    return numbers, dataset

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from common.doctor.observers.contents import tensors_in
 from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
@@ -25,7 +26,6 @@ class Forward(NamedTuple):
 
     called: nn.Module  # the network, or its wrapper
     module: nn.Module  # the network
-    device: torch.device
     in_training: bool  # in training mode and with gradients
     generators: dict[str, int]  # the states of the random generators at its start; empty in an evaluation
 
@@ -64,9 +64,8 @@ class NetworkObserver:
             self._compare_with_wrapping(module, wrappers)
         if self._record.steps:  # before, the ranks' weights may differ
             self._note_weights(module)
-        device = next(module.parameters()).device
-        generators = states(device) if in_training else {}
-        self._forward = Forward(called, module, device, in_training, generators)
+        generators = states(next(module.parameters()).device) if in_training else {}
+        self._forward = Forward(called, module, in_training, generators)
 
     def after_forward(self, called: nn.Module, inputs: tuple, keywords: dict | None, output: Any = None) -> None:
         """Note what a forward has done. Where it has raised, torch gives neither keywords nor an output."""
@@ -75,12 +74,15 @@ class NetworkObserver:
             return
         self._forward = None
         network = self.networks[forward.module]
+        batch = self._loaders.batch_in_use()
         if forward.in_training:
             network.forwards += 1
-            self._loaders.note_forward((inputs, keywords))
-            note_draws(self._record, "forwards in training", forward.generators, forward.device)
-        else:
-            self._loaders.note_evaluation()
+            if batch:
+                batch.forwards.append(len(next(tensors_in((inputs, keywords)), ())))
+            device = next(forward.module.parameters()).device
+            note_draws(self._record, "forwards in training", forward.generators, device)
+        elif batch:
+            batch.evaluated = True
         if not forward.module.training:
             steps = len(self._record.steps)
             # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.

@@ -84,14 +84,14 @@ def shuffled(seed: int) -> list[int]:
     return torch.randperm(1000, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, trained=True):
+def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, trained=True, loader=0):
     """An epoch in which a rank reads these samples, and trains on each batch or evaluates it."""
     batches = []
     for first in range(0, len(orders), batch_size):
         own = list(orders[first : first + batch_size])
         contents = [content(sample) for sample in own]
         batches.append(Batch(own, contents, forwards=[len(own)] * trained, evaluated=not trained))
-    return Epoch(0, size, complete=True, batches=batches)
+    return Epoch(loader, size, range(size), complete=True, batches=batches)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,33 @@ def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, trai
     assert isinstance(data_sets.check_data_sets(records), of_data_sets)
 
 
+def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
+    """Each rank trains first on data of its own, in an order of its own."""
+    records = [Record(rank) for rank in range(2)]
+    for one in records:
+        content = functools.partial(CONTENTS["of each rank"], one.rank, 0)
+        one.epochs = [epoch_of(shuffled(one.rank + 2 * number), content) for number in range(2)]
+        one.epochs += [epoch_of(halves[one.rank], loader=1) for halves in HALVES]
+    assert data_sets.check_data_sets(records) == Right()
+
+
+SPLIT = shuffled(5)[:40]  # the part of a data set that random_split has chosen
+
+
+@pytest.mark.parametrize(
+    "order, numbers, kind",
+    [
+        (SPLIT, range(1000), Finding),
+        (SPLIT[::2], SPLIT, NotExamined),
+        ([*range(1, 41, 2), 0], range(41), NotExamined),  # filled up
+    ],
+)
+def test_epochs_are_alike_by_mistake_if_they_are_shuffled(order, numbers, kind):
+    epoch = epoch_of(order)
+    epoch.numbers = numbers
+    assert isinstance(samples.check_orders([Record(0, epochs=[epoch, epoch])]), kind)
+
+
 @pytest.mark.parametrize("forwards", [[], [2, 2], [0]])
 def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it(forwards):
     records = [Record(rank, epochs=[epoch_of(shuffled(0))]) for rank in range(2)]
@@ -169,6 +196,9 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     records = [Record(0), Record(1)]
     for one, orders in zip(records, (of_rank_0, of_rank_1), strict=True):
         one.epochs = [epoch_of(order, batch_size=1, size=6, trained=False) for order in orders]
+    assert isinstance(evaluations.check_evaluation_samples(records), kind)
+    for epoch in records[0].epochs + records[1].epochs:  # the six samples are a part of more
+        epoch.size = 60
     assert isinstance(evaluations.check_evaluation_samples(records), kind)
     for epoch in records[0].epochs + records[1].epochs:
         epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
@@ -288,11 +318,12 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
     assert "no training" in checks.why_nothing_was_examined([Record(0), Record(1, last_printed="no training")])
 
 
-def test_the_headline_adds_up_what_the_ranks_read_unless_they_read_the_same():
-    own, shared = "batches of 2 x 2 = 4 samples", "the same batches of 2 samples on each rank"
-    for of_rank_1, expected in (([1, 3, 5, 7], own), ([0, 2, 4, 6], shared)):
-        first, second = (epoch_of(read, batch_size=2) for read in ([0, 2, 4, 6], of_rank_1))
-        assert expected in report.summary("train.py", [Record(0, epochs=[first]), Record(1, epochs=[second])], 3)
+def test_the_headline_adds_up_the_different_batches_of_the_ranks():
+    even, odd = [0, 2, 4, 6], [1, 3, 5, 7]
+    for of_ranks, total in (([even, odd], "2 x 2 = 4"), ([even, even], "1 x 2 = 2"), ([even, even, odd], "2 x 2 = 4")):
+        records = [Record(rank, epochs=[epoch_of(read, batch_size=2)]) for rank, read in enumerate(of_ranks)]
+        assert f", batches of {total} samples, in" in report.summary("train.py", records, 3)
+    assert ": 1 optimizer step, in" in report.summary("train.py", [Record(0, steps=[Step([0.1], 1)])], 3)
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():

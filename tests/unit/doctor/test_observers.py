@@ -9,12 +9,14 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, Subset
 
 from common.doctor.answers import Finding, NotExamined, Right
 from common.doctor.checks import optimizers, steps
 from common.doctor.observers import files
 from common.doctor.observers.clipping import ClippingObserver
 from common.doctor.observers.contents import contents
+from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
 from common.doctor.record import FILE, Record, read, write
@@ -72,6 +74,7 @@ def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_la
         pytest.param("scale step", True, Right, id="of the step before"),
         pytest.param("scale", False, Right, id="never multiplied"),
         pytest.param("scale scale_of_other unscale_", True, Right, id="the loss of another scaler is scaled too"),
+        pytest.param("scale unscale_ scale_of_other", True, Right, id="and it is scaled last"),
     ],
 )
 def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind):
@@ -83,15 +86,34 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind):
     for call in calls.split():
         if call.startswith("scale"):
             observer.after_scale(None, scalers[call == "scale_of_other"], torch.ones(1))
+        elif call == "step":
+            observer.before_step(scalers[0])
         else:
             observer.before_division(scalers[0])
     observer.before_clipping()
     assert isinstance(steps.check_clipping([recorder.record]), kind)
 
 
+@pytest.mark.parametrize("batch_size, is_only_one", [(2, False), (6, True)])
+def test_a_forward_is_with_the_newest_batch_until_its_loader_has_been_read(batch_size, is_only_one):
+    observer = LoaderObserver(SimpleNamespace(record=Record(rank=0)))
+    loader = DataLoader(Subset(range(10), range(4, 10)), batch_size)
+    iterator = iter(loader)
+    observer.after_start(None, iterator, loader)
+    for indices in loader.batch_sampler:
+        observer.after_indices(indices, iterator)
+        observer.before_batch(iterator)
+        observer.after_batch(torch.zeros(len(indices)), iterator)
+    assert observer.batch_in_use().samples[-1] == 9
+    del iterator  # `break`, or the end
+    assert (observer.batch_in_use() is not None) == is_only_one
+    observer._record.epochs[0].batches[-1].evaluated = True
+    assert observer.batch_in_use() is None
+
+
 def test_what_backward_computes_again_is_no_further_forward():
     recorder = SimpleNamespace(record=Record(rank=0))
-    observer = NetworkObserver(recorder, SimpleNamespace(note_forward=lambda inputs: None))
+    observer = NetworkObserver(recorder, SimpleNamespace(batch_in_use=lambda: None))
     before = register_module_forward_pre_hook(observer.before_forward)
     after = register_module_forward_hook(observer.after_forward, with_kwargs=True)
     checkpoint(nn.Linear(2, 1), torch.ones(3, 2), use_reentrant=False).sum().backward()

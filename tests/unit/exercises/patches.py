@@ -56,6 +56,7 @@ WRONG = {
             ["backward stood still"],
         ),
         Patch("            handle.wait()", "            pass", ["wait() was not called"]),
+        Patch("handle.wait()", "handle.get_future().wait()", ["wait for the handle itself"]),
         Patch("async_op=True))", "async_op=True))\n        parameter.grad /= 2", ["changed while it was under way"]),
         Patch("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", ["0 all-reduces began"]),
     ],

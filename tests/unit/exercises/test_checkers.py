@@ -20,7 +20,7 @@ def solution(name: str, folder: Path, patch: Patch | None = None) -> Path:
     if patch:
         assert patch.old in text, f"the right solution of {name} has changed"
         text = text.replace(patch.old, patch.new)
-    path = folder / "solution.py"
+    path = folder / ("solution.py" if patch else "solution")  # the name may end in anything
     path.write_text(text)
     return path
 
