@@ -153,16 +153,15 @@ class Trainer:
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
-                damaged. Weights, log history and everything else end up as without the interruption, unless a window
-                was incomplete at the save: the gradients and losses of this window are lost.
+                damaged. Weights, log history and everything else end up as without the interruption.
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
+        self.model_wrapped.zero_grad()
         skipped = None if folder is None else self._load_checkpoint(folder)
         start_time = time.time()
         first_step = self.state.global_step
 
-        self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
         # As in `transformers`, a new run makes a step even if a callback stops it in on_train_begin.
         is_over = folder is not None and (self.control.should_training_stop or first_step >= self.state.max_steps)
@@ -456,8 +455,7 @@ class Trainer:
         progress.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
         if is_whole or self.control.should_epoch_stop:
-            progress.epoch += 1
-            progress.batches = 0
+            progress.go_to_next_epoch()
         self._log_evaluate_save()
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
@@ -551,6 +549,10 @@ class Trainer:
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
+        if not (is_saved_place and self.progress.epoch_ended):
+            # The step under way is trained again. An epoch that has ended within a window leaves its gradients to the
+            # next step.
+            self.model_wrapped.zero_grad()
         if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
