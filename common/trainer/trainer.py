@@ -249,22 +249,22 @@ class Trainer:
     def _train_window(self, window: list[Any]) -> None:
         """Train on each micro-batch of a window, and make an optimizer step, unless a callback stops it before."""
         accelerator = self.accelerator
+        progress = self.progress
         num_items = self._count_items(window)
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
-
-        # False only where a stream ends within a window: as in `transformers`, the next step adds these gradients.
-        step_follows = self.plan.ends_step(self.progress.batches + len(window))
         for number, inputs in enumerate(window, start=1):
-            is_last = number == len(window)
-            accelerator.sync_gradients = is_last and step_follows
+            # Where a stream ends within a window, none of its micro-batches ends a step: as in `transformers`, the next
+            # step adds these gradients.
+            ends_step = self.plan.ends_step(progress.batches + 1)
+            accelerator.sync_gradients = ends_step
             # The ranks average their gradients in the last micro-batch of a window.
-            averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
+            averaging = nullcontext() if number == len(window) else accelerator.no_sync(self.model_wrapped)
             with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
-            self.progress.batches += 1
-            self.progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if is_last and step_follows:
+            progress.batches += 1
+            progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+            if ends_step:
                 self._optimizer_step()
                 self.call_event("on_step_end")
                 self._log_evaluate_save()
@@ -279,11 +279,7 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        is_share = self.loss_is_scaled_for_ga
-        if is_share is None:  # the table in `compute_loss`
-            model_divides = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            is_share = self._compute_loss_takes_count and (model_divides or self.compute_loss_func is not None)
-        if not is_share and self.current_gradient_accumulation_steps > 1:
+        if self._loss_is_mean(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
@@ -295,44 +291,51 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs).
-
-        num_items is `num_items_in_batch`, the number of labels in the whole step. A function is a `compute_loss_func`:
-
-            the loss comes from                     for a batch       it is                         divided later by
-            a model without **kwargs                of any kind       a mean                        the micro-batches
-            a model with **kwargs                   without labels    a mean                        the micro-batches
-            a model with **kwargs, or a function    with labels       sum / num_items * ranks       nothing
-            a function                              without labels    what it returns               nothing
-
-        An override returns what its row says. One without the argument `num_items_in_batch` always returns a mean.
-        Later, `training_step` divides means by the number of micro-batches in the step. The factor `ranks` is there
-        because DDP takes the mean of the ranks' gradients.
-        """
-        if self.compute_loss_func is not None:
+        """The scalar loss of a batch, or (loss, outputs). An override returns what `_loss_is_mean` says."""
+        if self.compute_loss_func is None:
+            outputs = self._call_model(model, inputs, num_items_in_batch)
+            loss = losses.get_loss(outputs)
+        else:
             inputs, labels = batches.split_labels(inputs)
             outputs = self._call_model(model, inputs, num_items_in_batch)
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        else:
-            if not self.model_accepts_loss_kwargs:
-                num_items_in_batch = None  # an override may pass it to a model that does not take it
-            outputs = self._call_model(model, inputs, num_items_in_batch)
-            loss = losses.get_loss(outputs)
-        if num_items_in_batch is not None and self.accelerator.num_processes > 1:
+        if num_items_in_batch is not None and self._takes_num_items():
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _loss_is_mean(self, num_items: Tensor | None) -> bool:
+        """True if `compute_loss` returns a mean, which has to be divided by the number of micro-batches in the step.
+
+        `num_items` is the number of labels in the whole step, None if there are no labels. A function is a
+        `compute_loss_func`:
+
+            the loss comes from                     for a batch       it is
+            a model without **kwargs                of any kind       a mean
+            a model with **kwargs                   without labels    a mean
+            a model with **kwargs, or a function    with labels       sum / num_items * ranks
+            a function                              without labels    what it returns
+
+        The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override of `compute_loss`
+        without the argument `num_items_in_batch` returns a mean. `loss_is_scaled_for_ga` overrules all of this.
+        """
+        if self.loss_is_scaled_for_ga is not None:
+            return not self.loss_is_scaled_for_ga
+        if not self._compute_loss_takes_count:
+            return True
+        return self.compute_loss_func is None and (num_items is None or not self.model_accepts_loss_kwargs)
+
+    def _takes_num_items(self) -> bool:
+        """True if the loss depends on the number of labels in the step. Scripts may change both attributes."""
+        return self.compute_loss_func is not None or self.model_accepts_loss_kwargs
 
     def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
         """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
         if num_items is None or not self.model_accepts_loss_kwargs:
             return batches.call_model(model, inputs)
-        is_first_step = model.training and self.state.global_step == 0
-        shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        may_be_too_large = shares_of_step > 1 and self.compute_loss_func is None
         check: AbstractContextManager = nullcontext()
-        # While the check runs, torch would compile a model for it alone, and once more for all other steps.
-        if is_first_step and may_be_too_large and not losses.is_compiled(model):
-            check = losses.WarnIfUnused(num_items, shares_of_step)
+        if model.training and self.state.global_step == 0 and self.compute_loss_func is None:
+            shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+            check = losses.warn_if_unused(model, num_items, shares_of_step)
         with check:
             return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
@@ -346,7 +349,7 @@ class Trainer:
 
         Unless `is_collective`, the other ranks are taken to have as many, because one of them may have no batch.
         """
-        if self.compute_loss_func is None and not self.model_accepts_loss_kwargs:
+        if not self._takes_num_items():
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in window:
