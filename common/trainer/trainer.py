@@ -905,12 +905,6 @@ def configure_process(args: TrainingArguments) -> None:
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
-    """The accelerator of a run with `args`."""
-    mixed_precision = None
-    if args.fp16:
-        mixed_precision = "fp16"
-    elif args.bf16:
-        mixed_precision = "bf16"
     config: Any = args.accelerator_config
     dataloader_config = utils.DataLoaderConfiguration(
         **asdict(config),
@@ -923,7 +917,7 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
         finds_unused = not pretrained.checkpoints_activations(model, args)
     return Accelerator(
         cpu=args.use_cpu,
-        mixed_precision=mixed_precision,
+        mixed_precision=args.mixed_precision,
         fsdp_plugin=args.make_fsdp_plugin(),
         # The Trainer counts the micro-batches of a step itself.
         gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),
