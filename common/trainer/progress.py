@@ -63,12 +63,6 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
         num_epochs = math.ceil(args.num_train_epochs)
     samples = samples_per_batch(loader, num_processes)
-    order_settings = {
-        "batches_per_epoch": batches_per_epoch,
-        "samples_per_batch": samples,
-        "accumulation": accumulation,
-        "seeds": [args.seed, args.data_seed],
-    }
     return Plan(
         num_epochs=num_epochs,
         max_steps=max_steps,
@@ -76,7 +70,12 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
         batches_per_epoch=batches_per_epoch,
         accumulation=accumulation,
         samples_per_step=samples * accumulation,
-        order_settings=order_settings,
+        order_settings={
+            "batches_per_epoch": batches_per_epoch,
+            "samples_per_batch": samples,
+            "accumulation": accumulation,
+            "seeds": [args.seed, args.data_seed],
+        },
     )
 
 
@@ -202,8 +201,11 @@ class Progress:
             "saved_steps": self.saved_steps,
         }
 
-    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> None:
-        """Go on from what `state_dict` returned after so many steps, from the beginning of a step."""
+    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> bool:
+        """Go on from what `state_dict` returned after so many steps; returns True if it is in the very place.
+
+        Within a step it is not, because the run goes on from the beginning of the step.
+        """
         position = saved["position"]
         if saved["order"] == plan.order_settings:
             self.epoch = position["epoch"]
@@ -217,3 +219,4 @@ class Progress:
         self.epoch_ended = position["epoch_ended"]
         self.loss_log.load_state_dict(saved["loss_log"], accelerator)
         self.saved_steps = saved["saved_steps"]
+        return saved["order"] == plan.order_settings and self.batches == position["batches"]

@@ -540,14 +540,10 @@ class Trainer:
         - Within an epoch: the loader begins a pass with the random states of this run's start, because reading draws
           random numbers too. After the skipped batches the run takes the saved ones.
         """
-        saved, progress = checkpoint.read_progress(folder)
+        saved, progress = run_on_all_ranks(lambda: checkpoint.read_progress(folder))
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
-        self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
-        has_same_order = progress["order"] == self.plan.order_settings
-        batches_done = self.progress.batches
-        # An interrupted step is trained again from its beginning, which is another place.
-        is_saved_place = has_same_order and batches_done == progress["position"]["batches"]
+        is_saved_place = self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
         loader_goes_on = is_saved_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
@@ -556,6 +552,7 @@ class Trainer:
             # The step under way is trained again. An epoch that has ended within a window leaves its gradients to the
             # next step.
             self.model_wrapped.zero_grad()
+        batches_done = self.progress.batches
         if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
