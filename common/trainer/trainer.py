@@ -57,12 +57,9 @@ class Trainer:
         callbacks: instances or classes, called after the one that says when to log, evaluate and save.
         optimizers: an optimizer and a scheduler, of which either may be None.
         preprocess_logits_for_metrics: (logits, labels) -> the predictions of a batch that an evaluation keeps.
-
-    Attributes:
-        loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns a mean (False), or a loss that is not to be
-            divided (True). By default it is as the table there says.
     """
 
+    # For subclasses whose `compute_loss` returns a mean (False), or a loss that is not to be divided (True).
     loss_is_scaled_for_ga: bool | None = None
     # Scripts ask for these before they save.
     deepspeed = None
@@ -254,8 +251,7 @@ class Trainer:
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
         for number, inputs in enumerate(window, start=1):
-            # Where a stream ends within a window, none of its micro-batches ends a step: as in `transformers`, the next
-            # step adds these gradients.
+            # None does where a stream ends within a window: as in `transformers`, the next step adds these gradients.
             ends_step = self.plan.ends_step(progress.batches + 1)
             accelerator.sync_gradients = ends_step
             # The ranks average their gradients in the last micro-batch of a window.
@@ -309,11 +305,10 @@ class Trainer:
         `num_items` is the number of labels in the whole step, None if there are no labels. A function is a
         `compute_loss_func`:
 
-            the loss comes from                     for a batch       it is
-            a model without **kwargs                of any kind       a mean
-            a model with **kwargs                   without labels    a mean
-            a model with **kwargs, or a function    with labels       sum / num_items * ranks
-            a function                              without labels    what it returns
+            the loss comes from         for a batch with labels    without labels
+            a model without **kwargs    a mean                     a mean
+            a model with **kwargs       sum / num_items * ranks    a mean
+            a function                  sum / num_items * ranks    what it returns
 
         The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override of `compute_loss`
         without the argument `num_items_in_batch` returns a mean. `loss_is_scaled_for_ga` overrules all of this.
@@ -576,18 +571,16 @@ class Trainer:
                 evaluated with the prefix `<prefix>_<key>`.
             ignore_keys: keys of the model's output that hold no predictions.
         """
-        is_own = eval_dataset is None
-        if is_own:
-            eval_dataset = self.eval_dataset
-        if isinstance(eval_dataset, dict):
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, dict):
             metrics: dict[str, Any] = {}
-            for name, dataset in eval_dataset.items():
+            for name, dataset in data.items():
                 # From the name, an override of `get_eval_dataloader` knows which of the sets it is.
-                each = name if is_own else dataset
+                each = name if eval_dataset is None else dataset
                 metrics |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
 
-        loader = self.get_eval_dataloader(eval_dataset)
+        loader = self.get_eval_dataloader(data)
         # `transformers` passes None here, and not False. An override of `evaluation_loop` may ask for it.
         loss_only = True if self.compute_metrics is None else None
         output = self._run_evaluation(
@@ -638,8 +631,7 @@ class Trainer:
         self.callback_handler.eval_dataloader = dataloader
         # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
         model = self.model
-        train_was_called = self.train_dataloader is not None
-        if not train_was_called:
+        if self.train_dataloader is None:  # `train` has not been called
             accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
             model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
         model.eval()

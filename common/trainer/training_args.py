@@ -375,7 +375,6 @@ class TrainingArguments:
         return FullyShardedDataParallelPlugin(**settings)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Steps of warm-up in a training of `num_training_steps` steps."""
         return resolve_steps(self.warmup_steps, num_training_steps)
 
     @property
