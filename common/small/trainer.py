@@ -249,3 +249,6 @@ class Trainer:
         self.state = TrainerState(**checkpoint["state"])
         self.loss_sum.copy_(checkpoint["loss_sum"])
         self.generator.set_state(checkpoint["random_state"])
+
+    def end(self) -> None:
+        self.accelerator.end_training()

@@ -874,6 +874,10 @@ class Trainer:
         """True in the main process of its machine."""
         return self.accelerator.is_local_main_process
 
+    def end(self) -> None:
+        """Finish the trackers and leave the process group: the last call in a script."""
+        self.accelerator.end_training()
+
 
 def configure_process(args: TrainingArguments) -> None:
     """Make the changes to the process with which a Trainer begins, as in `transformers`: seeds, precisions, loggers."""

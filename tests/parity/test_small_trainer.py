@@ -63,7 +63,7 @@ def train(name: str, output_dir: Path, resume: str | None = None, callbacks: tup
 
 
 def outcome(trainer) -> dict:
-    trainer.accelerator.end_training()
+    trainer.end()
     state = trainer.state
     return {"weights": trainer.model.state_dict(), "steps": state.global_step, "logs": state.log_history}
 

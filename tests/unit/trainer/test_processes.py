@@ -152,7 +152,7 @@ def train(args):
     it = trainer.accelerator
     # In one write, on a line of its own: the processes share their output.
     sys.stdout.write(f"\\nrank {it.process_index} of {it.num_processes} loss {loss}\\n")
-    trainer.accelerator.end_training()
+    trainer.end()
 
 for processes in (2, 2, 1):
     notebook_launcher(train, (args,), num_processes=processes)
