@@ -73,8 +73,7 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
 
 def warn_if_unused(model: nn.Module, num_items: Tensor, shares_of_step: int) -> AbstractContextManager:
     """A block in which `model` is given `num_items`; it warns if a step of several shares is too large."""
-    # While the check runs, torch would compile a model for it alone, and once more for all other steps. Compiled
-    # functions, which the model may call, are not seen.
+    # While the check runs, torch would compile a model for it alone, and once more for all other steps.
     is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
     if is_compiled or shares_of_step == 1:
         return nullcontext()

@@ -93,8 +93,7 @@ class LossLog:
 
     Attributes:
         since_log: the sum of the shares since the last log. It is a float32 tensor on the device, as in `transformers`.
-        to_save: this sum without the step under way, which a resumed run trains from its beginning. A checkpoint
-            holds it.
+        to_save: this sum without the step under way, which a resumed run trains again. A checkpoint holds it.
         total: the sum of all logged losses, which are means over the ranks.
         logged_step: the step at which losses were last logged.
         learning_rate, grad_norm: of the last step. The norm is a tensor on the device.
@@ -202,10 +201,7 @@ class Progress:
         }
 
     def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> bool:
-        """Go on from what `state_dict` returned after so many steps; returns True if it is in the very place.
-
-        Within a step it is not, because the run goes on from the beginning of the step.
-        """
+        """Go on from what `state_dict` returned, or from the beginning of its step; True if in the very place."""
         position = saved["position"]
         if saved["order"] == plan.order_settings:
             self.epoch = position["epoch"]

@@ -302,8 +302,7 @@ class Trainer:
     def _loss_is_mean(self, num_items: Tensor | None) -> bool:
         """True if `compute_loss` returns a mean, which has to be divided by the number of micro-batches in the step.
 
-        `num_items` is the number of labels in the whole step, None if there are no labels. A function is a
-        `compute_loss_func`:
+        `num_items` is the number of labels in the whole step, or None. A function is a `compute_loss_func`:
 
             the loss comes from         for a batch with labels    without labels
             a model without **kwargs    a mean                     a mean
@@ -544,8 +543,7 @@ class Trainer:
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
         if not (is_saved_place and self.progress.epoch_ended):
-            # The step under way is trained again. An epoch that has ended within a window leaves its gradients to the
-            # next step.
+            # Only an epoch that has ended within a window leaves its gradients to the next step.
             self.model_wrapped.zero_grad()
         batches_done = self.progress.batches
         if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:
