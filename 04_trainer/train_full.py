@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch.utils.data import RandomSampler
 
 from common.accelerator import PartialState
-from common.accelerator.utils import patch_environment
 from common.args import parse_args
 from common.checkpoints.checks import SameTraining, has_checkpoint, refuse_longer_training, refuse_not_finite
 from common.checkpoints.schedule import CheckpointSchedule
@@ -62,8 +61,6 @@ def train(args):
         per_device_train_batch_size=share,
         per_device_eval_batch_size=share,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
-        fp16=args.mixed_precision == "fp16",
-        bf16=args.mixed_precision == "bf16",
         eval_strategy="epoch",  # by default never
         logging_strategy="epoch",  # by default every 500 steps
         save_strategy="no",  # by default every 500 steps; here ScheduledSaves alone says when
@@ -81,12 +78,11 @@ def train(args):
         max_grad_norm=0,  # by default 1.0: gradients are clipped
         ddp_find_unused_parameters=False,  # by default DDP looks for them in every step
     )
+    settings.mixed_precision = args.mixed_precision  # fp16= and bf16= cannot say "no" to the launcher
     optimizers = (optimizer, None)  # by default the Trainer makes an AdamW without weight decay
-    # With neither fp16 nor bf16 the Trainer would obey the launcher's variable, also where the flag says "no".
-    with patch_environment(ACCELERATE_MIXED_PRECISION=args.mixed_precision):
-        trainer = DigitTrainer(
-            model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
-        )
+    trainer = DigitTrainer(
+        model, settings, to_dict, train_set, test_set, compute_metrics=compute_metrics, optimizers=optimizers
+    )
     trainer.accelerator.register_for_checkpointing(SameTraining(args.batch_size, args.seed, train_set))
     torch.manual_seed(args.seed + process.process_index)  # else all would drop the same units
 

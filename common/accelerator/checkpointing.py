@@ -271,7 +271,8 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
     asks, because under FSDP, and perhaps in an object of the script, that is a collective.
     """
     rank_state: dict[str, Any] = {"step": run.step}
-    if run.micro_step > 0:
+    # A script that calls no `accumulate` sets `sync_gradients` itself.
+    if run.micro_step > 0 or not GradientState().sync_gradients:
         rank_state["gradients"] = [_gradients(model) for model in run.models]
     states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
     loader_states = {}

@@ -35,11 +35,7 @@ def write_progress(folder: str, state: TrainerState, progress: dict[str, Any]) -
 
 
 def read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
-    """State and progress in a checkpoint that `find_checkpoint` has found. All ranks must call this."""
-    return run_on_all_ranks(lambda: _read_progress(folder))
-
-
-def _read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
+    """State and progress in a checkpoint that `find_checkpoint` has found."""
     state = TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}")
     return state, json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8"))
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -70,9 +71,13 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """True if the model or a module in it is compiled. Compiled functions, which it may call, are not seen."""
-    return any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
+def warn_if_unused(model: nn.Module, num_items: Tensor, shares_of_step: int) -> AbstractContextManager:
+    """A block in which `model` is given `num_items`; it warns if a step of several shares is too large."""
+    # While the check runs, torch would compile a model for it alone, and once more for all other steps.
+    is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
+    if is_compiled or shares_of_step == 1:
+        return nullcontext()
+    return WarnIfUnused(num_items, shares_of_step)
 
 
 class WarnIfUnused(TorchFunctionMode):

@@ -63,12 +63,6 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
         num_epochs = math.ceil(args.num_train_epochs)
     samples = samples_per_batch(loader, num_processes)
-    order_settings = {
-        "batches_per_epoch": batches_per_epoch,
-        "samples_per_batch": samples,
-        "accumulation": accumulation,
-        "seeds": [args.seed, args.data_seed],
-    }
     return Plan(
         num_epochs=num_epochs,
         max_steps=max_steps,
@@ -76,7 +70,12 @@ def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
         batches_per_epoch=batches_per_epoch,
         accumulation=accumulation,
         samples_per_step=samples * accumulation,
-        order_settings=order_settings,
+        order_settings={
+            "batches_per_epoch": batches_per_epoch,
+            "samples_per_batch": samples,
+            "accumulation": accumulation,
+            "seeds": [args.seed, args.data_seed],
+        },
     )
 
 
@@ -88,14 +87,13 @@ class LossLog:
 
         after                 micro-batch 1   step 1   its log   micro-batch 3   step 2   its log
         since_log             1.0             2.5      0.0       2.0             2.5      0.0
-        of_whole_steps        0.0             2.5      0.0       0.0             2.5      0.0
+        to_save               0.0             2.5      0.0       0.0             2.5      0.0
         total                 0.0             0.0      2.5       2.5             2.5      5.0
         logged_step           0               0        1         1               1        2
 
     Attributes:
         since_log: the sum of the shares since the last log. It is a float32 tensor on the device, as in `transformers`.
-        of_whole_steps: this sum after the last whole step. A checkpoint holds it, because a resumed run begins with a
-            whole step. The losses of a step that stays incomplete at an epoch's end are then lost.
+        to_save: this sum without the step under way, which a resumed run trains again. A checkpoint holds it.
         total: the sum of all logged losses, which are means over the ranks.
         logged_step: the step at which losses were last logged.
         learning_rate, grad_norm: of the last step. The norm is a tensor on the device.
@@ -103,7 +101,7 @@ class LossLog:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.since_log = torch.tensor(0.0, device=device)
-        self.of_whole_steps = self.since_log
+        self.to_save = self.since_log
         self.total = 0.0
         self.logged_step = 0
         self.learning_rate = 0.0
@@ -119,12 +117,12 @@ class LossLog:
             mean = self.since_log / (1 + step - self.logged_step)
             is_finite = loss.abs() < float("inf")  # no comparison holds for NaN
             loss = torch.where(is_finite, loss, mean)
-        # A new tensor, because `of_whole_steps` may be the old one; in float32, whatever the model computes in.
+        # A new tensor, because `to_save` may be the old one; in float32, whatever the model computes in.
         self.since_log = (self.since_log + loss).to(torch.float32)
 
     def end_step(self, learning_rate: float, grad_norm: Tensor | float) -> None:
         """All micro-batches of a step have been added, and the optimizer has used these."""
-        self.of_whole_steps = self.since_log
+        self.to_save = self.since_log
         self.learning_rate = learning_rate
         self.grad_norm = grad_norm
 
@@ -136,13 +134,13 @@ class LossLog:
         self.logged_step = step
         # A sum that is not finite stays so, as in `transformers`: without the replacement every later log shows it too.
         self.since_log = self.since_log - self.since_log
-        self.of_whole_steps = self.since_log
+        self.to_save = self.since_log
         return loss / num_steps
 
     def state_dict(self, accelerator: Accelerator) -> dict[str, Any]:
         """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device."""
         return {
-            "of_ranks": accelerator.gather(self.of_whole_steps).reshape(-1).tolist(),
+            "of_ranks": accelerator.gather(self.to_save).reshape(-1).tolist(),
             "total": self.total,
             "logged_step": self.logged_step,
             "learning_rate": float(self.learning_rate),
@@ -161,7 +159,7 @@ class LossLog:
         else:
             own = sum(losses) / len(losses)
         self.since_log = torch.full_like(self.since_log, own)
-        self.of_whole_steps = self.since_log
+        self.to_save = self.since_log
 
 
 class Progress:
@@ -182,6 +180,12 @@ class Progress:
         self.loss_log = LossLog(device)
         self.saved_steps: list[int] = []
 
+    def go_to_next_epoch(self) -> None:
+        """Nothing of this epoch is left to train on. If its last window was incomplete, the next step includes it."""
+        self.epoch += 1
+        self.batches = 0
+        self.loss_log.to_save = self.loss_log.since_log
+
     def state_dict(self, plan: Plan, accelerator: Accelerator, epoch_is_cut_short: bool) -> dict[str, Any]:
         """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device.
 
@@ -196,8 +200,8 @@ class Progress:
             "saved_steps": self.saved_steps,
         }
 
-    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> None:
-        """Go on from what `state_dict` returned after so many steps, from the beginning of a step."""
+    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> bool:
+        """Go on from what `state_dict` returned, or from the beginning of its step; True if in the very place."""
         position = saved["position"]
         if saved["order"] == plan.order_settings:
             self.epoch = position["epoch"]
@@ -211,3 +215,4 @@ class Progress:
         self.epoch_ended = position["epoch_ended"]
         self.loss_log.load_state_dict(saved["loss_log"], accelerator)
         self.saved_steps = saved["saved_steps"]
+        return saved["order"] == plan.order_settings and self.batches == position["batches"]

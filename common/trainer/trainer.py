@@ -57,12 +57,9 @@ class Trainer:
         callbacks: instances or classes, called after the one that says when to log, evaluate and save.
         optimizers: an optimizer and a scheduler, of which either may be None.
         preprocess_logits_for_metrics: (logits, labels) -> the predictions of a batch that an evaluation keeps.
-
-    Attributes:
-        loss_is_scaled_for_ga: for subclasses whose `compute_loss` returns a mean (False), or a loss that is not to be
-            divided (True). By default it is as the table there says.
     """
 
+    # For subclasses whose `compute_loss` returns a mean (False), or a loss that is not to be divided (True).
     loss_is_scaled_for_ga: bool | None = None
     # Scripts ask for these before they save.
     deepspeed = None
@@ -153,16 +150,15 @@ class Trainer:
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
-                damaged. Weights, log history and everything else end up as without the interruption, unless a window
-                was incomplete at the save: the gradients and losses of this window are lost.
+                damaged. Weights, log history and everything else end up as without the interruption.
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
+        self.model_wrapped.zero_grad()
         skipped = None if folder is None else self._load_checkpoint(folder)
         start_time = time.time()
         first_step = self.state.global_step
 
-        self.model_wrapped.zero_grad()
         self.call_event("on_train_begin")
         # As in `transformers`, a new run makes a step even if a callback stops it in on_train_begin.
         is_over = folder is not None and (self.control.should_training_stop or first_step >= self.state.max_steps)
@@ -250,22 +246,21 @@ class Trainer:
     def _train_window(self, window: list[Any]) -> None:
         """Train on each micro-batch of a window, and make an optimizer step, unless a callback stops it before."""
         accelerator = self.accelerator
+        progress = self.progress
         num_items = self._count_items(window)
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
-
-        # False only where a stream ends within a window: as in `transformers`, the next step adds these gradients.
-        step_follows = self.plan.ends_step(self.progress.batches + len(window))
         for number, inputs in enumerate(window, start=1):
-            is_last = number == len(window)
-            accelerator.sync_gradients = is_last and step_follows
+            # None does where a stream ends within a window: as in `transformers`, the next step adds these gradients.
+            ends_step = self.plan.ends_step(progress.batches + 1)
+            accelerator.sync_gradients = ends_step
             # The ranks average their gradients in the last micro-batch of a window.
-            averaging = nullcontext() if is_last else accelerator.no_sync(self.model_wrapped)
+            averaging = nullcontext() if number == len(window) else accelerator.no_sync(self.model_wrapped)
             with averaging:
                 loss = self.training_step(self.model_wrapped, inputs, num_items)
-            self.progress.batches += 1
-            self.progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if is_last and step_follows:
+            progress.batches += 1
+            progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
+            if ends_step:
                 self._optimizer_step()
                 self.call_event("on_step_end")
                 self._log_evaluate_save()
@@ -280,11 +275,7 @@ class Trainer:
         self._set_optimizer_mode("train")
         inputs = self._prepare_inputs(inputs)
         loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        is_share = self.loss_is_scaled_for_ga
-        if is_share is None:  # the table in `compute_loss`
-            model_divides = self.model_accepts_loss_kwargs and num_items_in_batch is not None
-            is_share = self._compute_loss_takes_count and (model_divides or self.compute_loss_func is not None)
-        if not is_share and self.current_gradient_accumulation_steps > 1:
+        if self._loss_is_mean(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
         return loss.detach()
@@ -296,44 +287,49 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs).
-
-        num_items is `num_items_in_batch`, the number of labels in the whole step. A function is a `compute_loss_func`:
-
-            the loss comes from                     for a batch       it is                         divided later by
-            a model without **kwargs                of any kind       a mean                        the micro-batches
-            a model with **kwargs                   without labels    a mean                        the micro-batches
-            a model with **kwargs, or a function    with labels       sum / num_items * ranks       nothing
-            a function                              without labels    what it returns               nothing
-
-        An override returns what its row says. One without the argument `num_items_in_batch` always returns a mean.
-        Later, `training_step` divides means by the number of micro-batches in the step. The factor `ranks` is there
-        because DDP takes the mean of the ranks' gradients.
-        """
-        if self.compute_loss_func is not None:
+        """The scalar loss of a batch, or (loss, outputs). An override returns what `_loss_is_mean` says."""
+        if self.compute_loss_func is None:
+            outputs = self._call_model(model, inputs, num_items_in_batch)
+            loss = losses.get_loss(outputs)
+        else:
             inputs, labels = batches.split_labels(inputs)
             outputs = self._call_model(model, inputs, num_items_in_batch)
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        else:
-            if not self.model_accepts_loss_kwargs:
-                num_items_in_batch = None  # an override may pass it to a model that does not take it
-            outputs = self._call_model(model, inputs, num_items_in_batch)
-            loss = losses.get_loss(outputs)
-        if num_items_in_batch is not None and self.accelerator.num_processes > 1:
+        if num_items_in_batch is not None and self._takes_num_items():
             loss = loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
+
+    def _loss_is_mean(self, num_items: Tensor | None) -> bool:
+        """True if `compute_loss` returns a mean, which has to be divided by the number of micro-batches in the step.
+
+        `num_items` is the number of labels in the whole step, or None. A function is a `compute_loss_func`:
+
+            the loss comes from         for a batch with labels    without labels
+            a model without **kwargs    a mean                     a mean
+            a model with **kwargs       sum / num_items * ranks    a mean
+            a function                  sum / num_items * ranks    what it returns
+
+        The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override of `compute_loss`
+        without the argument `num_items_in_batch` returns a mean. `loss_is_scaled_for_ga` overrules all of this.
+        """
+        if self.loss_is_scaled_for_ga is not None:
+            return not self.loss_is_scaled_for_ga
+        if not self._compute_loss_takes_count:
+            return True
+        return self.compute_loss_func is None and (num_items is None or not self.model_accepts_loss_kwargs)
+
+    def _takes_num_items(self) -> bool:
+        """True if the loss depends on the number of labels in the step. Scripts may change both attributes."""
+        return self.compute_loss_func is not None or self.model_accepts_loss_kwargs
 
     def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
         """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
         if num_items is None or not self.model_accepts_loss_kwargs:
             return batches.call_model(model, inputs)
-        is_first_step = model.training and self.state.global_step == 0
-        shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-        may_be_too_large = shares_of_step > 1 and self.compute_loss_func is None
         check: AbstractContextManager = nullcontext()
-        # While the check runs, torch would compile a model for it alone, and once more for all other steps.
-        if is_first_step and may_be_too_large and not losses.is_compiled(model):
-            check = losses.WarnIfUnused(num_items, shares_of_step)
+        if model.training and self.state.global_step == 0 and self.compute_loss_func is None:
+            shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
+            check = losses.warn_if_unused(model, num_items, shares_of_step)
         with check:
             return batches.call_model(model, inputs, num_items_in_batch=num_items)
 
@@ -347,7 +343,7 @@ class Trainer:
 
         Unless `is_collective`, the other ranks are taken to have as many, because one of them may have no batch.
         """
-        if self.compute_loss_func is None and not self.model_accepts_loss_kwargs:
+        if not self._takes_num_items():
             return None
         total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
         for batch in window:
@@ -456,8 +452,7 @@ class Trainer:
         progress.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
         if is_whole or self.control.should_epoch_stop:
-            progress.epoch += 1
-            progress.batches = 0
+            progress.go_to_next_epoch()
         self._log_evaluate_save()
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
@@ -539,18 +534,18 @@ class Trainer:
         - Within an epoch: the loader begins a pass with the random states of this run's start, because reading draws
           random numbers too. After the skipped batches the run takes the saved ones.
         """
-        saved, progress = checkpoint.read_progress(folder)
+        saved, progress = run_on_all_ranks(lambda: checkpoint.read_progress(folder))
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
-        self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
-        has_same_order = progress["order"] == self.plan.order_settings
-        batches_done = self.progress.batches
-        # An interrupted step is trained again from its beginning, which is another place.
-        is_saved_place = has_same_order and batches_done == progress["position"]["batches"]
+        is_saved_place = self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
         loader_goes_on = is_saved_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
+        if not (is_saved_place and self.progress.epoch_ended):
+            # Only an epoch that has ended within a window leaves its gradients to the next step.
+            self.model_wrapped.zero_grad()
+        batches_done = self.progress.batches
         if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:
             return None
         saved_states = get_random_states(device)
@@ -574,18 +569,16 @@ class Trainer:
                 evaluated with the prefix `<prefix>_<key>`.
             ignore_keys: keys of the model's output that hold no predictions.
         """
-        is_own = eval_dataset is None
-        if is_own:
-            eval_dataset = self.eval_dataset
-        if isinstance(eval_dataset, dict):
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, dict):
             metrics: dict[str, Any] = {}
-            for name, dataset in eval_dataset.items():
+            for name, dataset in data.items():
                 # From the name, an override of `get_eval_dataloader` knows which of the sets it is.
-                each = name if is_own else dataset
+                each = name if eval_dataset is None else dataset
                 metrics |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
             return metrics
 
-        loader = self.get_eval_dataloader(eval_dataset)
+        loader = self.get_eval_dataloader(data)
         # `transformers` passes None here, and not False. An override of `evaluation_loop` may ask for it.
         loss_only = True if self.compute_metrics is None else None
         output = self._run_evaluation(
@@ -636,8 +629,7 @@ class Trainer:
         self.callback_handler.eval_dataloader = dataloader
         # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
         model = self.model
-        train_was_called = self.train_dataloader is not None
-        if not train_was_called:
+        if self.train_dataloader is None:  # `train` has not been called
             accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
             model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
         model.eval()
@@ -900,12 +892,6 @@ def configure_process(args: TrainingArguments) -> None:
 
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
-    """The accelerator of a run with `args`."""
-    mixed_precision = None
-    if args.fp16:
-        mixed_precision = "fp16"
-    elif args.bf16:
-        mixed_precision = "bf16"
     config: Any = args.accelerator_config
     dataloader_config = utils.DataLoaderConfiguration(
         **asdict(config),
@@ -918,7 +904,7 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
         finds_unused = not pretrained.checkpoints_activations(model, args)
     return Accelerator(
         cpu=args.use_cpu,
-        mixed_precision=mixed_precision,
+        mixed_precision=args.mixed_precision,
         fsdp_plugin=args.make_fsdp_plugin(),
         # The Trainer counts the micro-batches of a step itself.
         gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),

@@ -64,7 +64,6 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str) -> "TrainerState":
-        """Read a state that `save_to_json` wrote."""
         return cls(**json.loads(Path(json_path).read_text(encoding="utf-8")))
 
 

@@ -228,6 +228,7 @@ class TrainingArguments:
         self._check_not_offered()
         self._check_choices()
         self._check_numbers()
+        self._complete_precision()
         self._complete_evaluation()
         self.make_fsdp_plugin()  # refuses settings that it does not know
 
@@ -305,8 +306,6 @@ class TrainingArguments:
             self._check_number("num_train_epochs", is_not_negative, "0 or more")
         else:  # this overrides the epochs, whatever they are
             self._check_number("max_steps", is_count, "whole and above 0, or -1 for no limit")
-        if self.fp16 and self.bf16:
-            raise ValueError("fp16 and bf16 are both set: choose one")
 
     def _check_number(self, name: str, is_allowed: Callable[[Any], bool], description: str) -> None:
         value = getattr(self, name)
@@ -318,6 +317,16 @@ class TrainingArguments:
             raise ValueError(f"{name} is {value!r} but must be a number: {description}") from None
         if not is_right:
             raise ValueError(f"{name} is {value!r} but must be {description}")
+
+    def _complete_precision(self) -> None:
+        """Set `mixed_precision`, which is no field, as in `transformers`. None is what the launcher says."""
+        if self.fp16 and self.bf16:
+            raise ValueError("fp16 and bf16 are both set: choose one")
+        self.mixed_precision: str | None = None
+        if self.fp16:
+            self.mixed_precision = "fp16"
+        elif self.bf16:
+            self.mixed_precision = "bf16"
 
     def _complete_evaluation(self) -> None:
         """Complete the settings of evaluations, and refuse those that exclude each other."""
@@ -366,7 +375,6 @@ class TrainingArguments:
         return FullyShardedDataParallelPlugin(**settings)
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Steps of warm-up in a training of `num_training_steps` steps."""
         return resolve_steps(self.warmup_steps, num_training_steps)
 
     @property

@@ -206,18 +206,33 @@ def test_an_epoch_that_a_callback_cut_short_survives_a_restart(name, event, coun
     assert_same_end(run_busily(tmp_path / "killed", [ThreeSteps], True, **arguments), straight)
 
 
-def run_on_stream(folder, callbacks=(), resume=None):
-    """A training on 6 batches an epoch, which are a stream."""
-    settings = {"per_device_train_batch_size": 4, "max_steps": 8, "logging_steps": 1, "save_strategy": "epoch"}
-    trainer = make_trainer(folder, extra={"train_dataset": Stream(Points(23)), "callbacks": callbacks}, **settings)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_one(accumulation, tmp_path):
+    """It has 6 batches. Of windows of 4, the last is incomplete, and its gradients belong to the next epoch's step."""
+
+    def run(folder, callbacks=(), resume=None):
+        settings = {"per_device_train_batch_size": 4, "max_steps": 8, "logging_steps": 2, "save_strategy": "epoch"}
+        settings["gradient_accumulation_steps"] = accumulation
+        trainer = make_trainer(folder, extra={"train_dataset": Stream(Points(23)), "callbacks": callbacks}, **settings)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = run(tmp_path / "straight")
+    run(tmp_path / "stopped", [At("on_epoch_end", 1, stop)])
+    assert_same_end(run(tmp_path / "stopped", resume=True), straight)
 
 
-def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_one(tmp_path):
-    straight = run_on_stream(tmp_path / "straight")
-    run_on_stream(tmp_path / "stopped", [At("on_epoch_end", 1, stop)])
-    assert_same_end(run_on_stream(tmp_path / "stopped", resume=True), straight)
+def test_an_epoch_that_a_callback_cut_within_a_step_survives_a_restart(tmp_path):
+    def run(folder, resume=None):
+        settings = {"gradient_accumulation_steps": 2, "logging_steps": 2, "num_train_epochs": 2}
+        cut = At("on_substep_end", 2, lambda control: setattr(control, "should_epoch_stop", True))
+        callbacks = [] if resume else [cut]
+        trainer = make_trainer(folder, extra={"callbacks": callbacks}, save_strategy="epoch", **settings)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    straight = run(tmp_path)
+    assert_same_end(run(tmp_path, str(tmp_path / "checkpoint-1")), straight)
 
 
 class Tied(nn.Module):
