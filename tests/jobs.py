@@ -1,4 +1,14 @@
-"""Jobs for tests: commands as in a user's terminal, which are watched, disturbed, and cleaned up in any case."""
+"""Jobs for tests: commands as in a user's terminal, which are watched, disturbed, and cleaned up in any case.
+
+The ways in which tests run ranks:
+
+    ranks(2).run(job, 5)             job(5) on two processes, which are reused       common/processes.py
+    on_ranks(2, job, 5)              the same with an Accelerator: job(accelerator, 5)
+                                                                     tests/unit/accelerator/several_processes.py
+    run_on_ranks(level, 2, argv)     a level's training on them                       tests/levels.py
+    run_to_end(torchrun(path))       a command that starts its own, until its end     here
+    with job(torchrun(path)) as run  the same, to be disturbed                        here
+"""
 
 import contextlib
 import glob
