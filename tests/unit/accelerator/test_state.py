@@ -19,13 +19,6 @@ from tests.states import OURS, THEIRS, on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
 
 
-@pytest.fixture
-def libraries():
-    """Ours and theirs."""
-    import_or_skip("accelerate")
-    return [importlib.import_module(name) for name in (OURS, THEIRS)]
-
-
 def test_states_show_themselves_as_in_accelerate(libraries):
     shown = []
     for library in libraries:
