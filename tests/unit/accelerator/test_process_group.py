@@ -3,7 +3,6 @@
 import os
 import socket
 import sys
-import textwrap
 import time
 from datetime import timedelta
 from unittest import mock
@@ -133,26 +132,26 @@ def test_an_accelerator_after_end_training_joins_a_new_group():
     assert ranks(2).run(start_again_and_again) == [[3, 3, 3]] * 2
 
 
+LEAVES_A_GROUP = """
+import atexit, os
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
+import torch.distributed as dist
+from common.process_group import leave_process_group
+
+threads_before = threads()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+leave_process_group()
+print(threads() - threads_before)
+"""
+
+
 def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
     """A thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
-    script = textwrap.dedent(
-        """
-        import atexit, os
-
-        def threads():
-            return len(os.listdir("/proc/self/task"))
-
-        atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
-        import torch.distributed as dist
-        from common.process_group import leave_process_group
-
-        threads_before = threads()
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        leave_process_group()
-        print(threads() - threads_before)
-        """
-    )
-    finished = run_to_end([sys.executable, "-c", script])
+    finished = run_to_end([sys.executable, "-c", LEAVES_A_GROUP])
     with_group, at_the_end = map(int, finished.stdout.split())
     assert with_group > 0, finished.stderr
     assert at_the_end == 0
