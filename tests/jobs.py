@@ -200,12 +200,10 @@ def run_to_end(command: list[str], seconds: float = PATIENCE, **environment: str
         return subprocess.CompletedProcess(command, code, started.out, started.err)
 
 
-def run_all_to_end(
-    commands: dict[Hashable, list[str]], at_once: int = 4, **environment: str
-) -> dict[Hashable, subprocess.CompletedProcess]:
-    """`run_to_end` of each command, some of them at once: what waits for a time-out leaves the cores to the others."""
-    with ThreadPoolExecutor(at_once) as pool:
-        endings = {key: pool.submit(run_to_end, command, **environment) for key, command in commands.items()}
+def run_all_to_end(commands: dict[Hashable, list[str]]) -> dict[Hashable, subprocess.CompletedProcess]:
+    """`run_to_end` of each command, four at a time: what waits for a time-out leaves the cores to the others."""
+    with ThreadPoolExecutor(4) as pool:
+        endings = {key: pool.submit(run_to_end, command) for key, command in commands.items()}
         return {key: ending.result() for key, ending in endings.items()}
 
 

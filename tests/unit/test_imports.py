@@ -93,13 +93,12 @@ class Import:
         return f"{self.path.relative_to(ladder.ROOT)}:{self.line} imports {self.imported}"
 
 
-def module_files(*patterns: str) -> dict[str, Path]:
+def module_files(pattern: str) -> dict[str, Path]:
     """The repository's modules by name; scripts of the levels are named by their paths."""
     found = {}
-    for pattern in patterns:
-        for path in sorted(ladder.ROOT.glob(pattern)):
-            name = ".".join(path.relative_to(ladder.ROOT).with_suffix("").parts)
-            found[name.removesuffix(".__init__")] = path
+    for path in sorted(ladder.ROOT.glob(pattern)):
+        name = ".".join(path.relative_to(ladder.ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
     return found
 
 

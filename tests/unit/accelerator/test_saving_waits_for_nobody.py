@@ -27,15 +27,10 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 class Loaded(NamedTuple):
-    """The steps whose states a rank has loaded from a checkpoint.
-
-    Attributes:
-        weights_step: the step of the weights.
-        random_step: that of this rank's random state; None if none was loaded.
-    """
+    """The steps whose states a rank has loaded from a checkpoint."""
 
     weights_step: float
-    random_step: int | None
+    random_step: int | None  # None if this rank's random state was not loaded.
 
 
 UNTOUCHED_SEED = 9  # Of no step: it would be rank 9's, and there are at most four ranks.
