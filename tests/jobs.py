@@ -1,4 +1,14 @@
-"""Jobs for tests: commands as in a user's terminal, which are watched, disturbed, and cleaned up in any case."""
+"""Jobs for tests: commands as in a user's terminal, which are watched, disturbed, and cleaned up in any case.
+
+The ways in which tests run ranks:
+
+    ranks(2).run(job, 5)             job(5) on two processes, which are reused       common/processes.py
+    on_ranks(2, job, 5)              the same with an Accelerator: job(accelerator, 5)
+                                                                     tests/unit/accelerator/several_processes.py
+    run_on_ranks(level, 2, argv)     a level's training on them                       tests/levels.py
+    run_to_end(torchrun(path))       a command that starts its own, until its end     here
+    with job(torchrun(path)) as run  the same, to be disturbed                        here
+"""
 
 import contextlib
 import glob
@@ -190,12 +200,10 @@ def run_to_end(command: list[str], seconds: float = PATIENCE, **environment: str
         return subprocess.CompletedProcess(command, code, started.out, started.err)
 
 
-def run_all_to_end(
-    commands: dict[Hashable, list[str]], at_once: int = 4, **environment: str
-) -> dict[Hashable, subprocess.CompletedProcess]:
-    """`run_to_end` of each command, some of them at once: what waits for a time-out leaves the cores to the others."""
-    with ThreadPoolExecutor(at_once) as pool:
-        endings = {key: pool.submit(run_to_end, command, **environment) for key, command in commands.items()}
+def run_all_to_end(commands: dict[Hashable, list[str]]) -> dict[Hashable, subprocess.CompletedProcess]:
+    """`run_to_end` of each command, four at a time: what waits for a time-out leaves the cores to the others."""
+    with ThreadPoolExecutor(4) as pool:
+        endings = {key: pool.submit(run_to_end, command) for key, command in commands.items()}
         return {key: ending.result() for key, ending in endings.items()}
 
 

@@ -36,7 +36,7 @@ def reset_states() -> None:
 
 
 def on_a_rank(job: Callable) -> Callable:
-    """`job` for ranks that are reused: on one thread, and its states are forgotten at its end."""
+    """`job` for ranks that are reused, and for tests that call it here: on one thread, and its states are forgotten."""
 
     @functools.wraps(job)
     def run(*args, **kwargs):

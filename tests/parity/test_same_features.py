@@ -14,12 +14,13 @@ from common.processes import ranks
 from tests.bits import differences
 from tests.parity.random_trainings import WIDTH, Script, run
 from tests.peers import import_or_skip
-from tests.states import OURS, THEIRS, forget_states
+from tests.states import OURS, THEIRS, on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
 
 import_or_skip("accelerate")
 
 
+@on_a_rank
 def hooked(library, hook, wrapper, option):
     """A training whose gradients are compressed while they travel."""
     utils = importlib.import_module(f"{library}.utils")
@@ -30,7 +31,6 @@ def hooked(library, hook, wrapper, option):
     script = Script(samples=24, dropout=0.5, schedule="one cycle")
     seen = {}
     run(library, script, "", seen, kwargs_handlers=[handler])
-    forget_states()
     return seen
 
 
@@ -55,12 +55,12 @@ def test_communication_hooks_give_the_weights_that_they_give_on_accelerate(hook,
     assert not torch.equal(ours[0]["weights"][0]["0.weight"], without_a_hook()[0]["weights"][0]["0.weight"])
 
 
+@on_a_rank
 def local(library, local_sgd_steps, enabled):
     """The weights after each step of a training whose processes average them every few steps, and those at its end."""
     root = importlib.import_module(library)
     local_sgd_module = importlib.import_module(f"{library}.local_sgd")
     accelerator = root.Accelerator(cpu=True)
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torch.nn.Linear(WIDTH, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -78,8 +78,6 @@ def local(library, local_sgd_steps, enabled):
             seen.append(accelerator.unwrap_model(model).weight.detach().clone())
             steps.step()
     weights = accelerator.unwrap_model(model).weight.detach().clone()
-    accelerator.end_training()
-    forget_states()
     return seen, weights
 
 
@@ -114,6 +112,7 @@ def test_an_error_within_local_sgd_is_raised_at_once():
     assert on_ranks(2, fail_in_local_sgd, timeout=30) == [True, True]
 
 
+@on_a_rank
 def profiled(library, folder):
     root = importlib.import_module(library)
     utils = importlib.import_module(f"{library}.utils")
@@ -132,8 +131,6 @@ def profiled(library, folder):
     counted = {event.key: event.count for event in profiler.key_averages() if event.key.startswith("aten::")}
     with accelerator.profile(utils.ProfileKwargs()):
         pass
-    accelerator.end_training()
-    forget_states()
     return counted
 
 
@@ -150,6 +147,7 @@ def test_an_activity_that_cannot_be_profiled_is_named():
         ProfileKwargs(activities=["tpu"]).build()
 
 
+@on_a_rank
 def unwrapping(library):
     """The types and keys of compiled models, before and after they are unwrapped."""
     root = importlib.import_module(library)
@@ -165,8 +163,6 @@ def unwrapping(library):
         found[name] = list(accelerator.get_state_dict(wrapped)), list(wrapped.state_dict())
     kept = accelerator.unwrap_model(model)
     found["same"] = kept is model
-    accelerator.end_training()
-    forget_states()
     return found
 
 

@@ -27,7 +27,8 @@ LEVELS = ["00_single_gpu", "02_ddp_raw", "03_accelerate", "04_trainer"]
 PARALLEL = ["02_ddp_raw", "03_accelerate", "04_trainer"]
 EPOCHS = 3
 STEPS_OF_EPOCH = 6
-ONE_EPOCH = ["--size", "32", "--epochs", "1", "--batch-size", "8", "--workers", "0"]
+SMALL = ["--size", "32", "--batch-size", "8", "--workers", "0"]
+ONE_EPOCH = [*SMALL, "--epochs", "1"]
 
 
 class Interrupted(Exception):
@@ -177,7 +178,7 @@ def running_means(level, argv):
 
 
 def train(level, folder, world_size, *changes, flags=()):
-    argv = [str(folder), "--size", "32", "--epochs", str(EPOCHS), "--batch-size", "8", "--workers", "0", *flags]
+    argv = [str(folder), *SMALL, "--epochs", str(EPOCHS), *flags]
     return ranks(world_size).run(run_template, level, argv, *changes)[0]
 
 
@@ -256,7 +257,7 @@ def test_the_schedule_of_level_03_waits_for_the_optimizer(images):
     "level", ["00_single_gpu", *(pytest.param(level, marks=pytest.mark.slow) for level in PARALLEL)]
 )
 def test_with_more_epochs_and_another_rate_a_resumed_run_follows_its_own_schedule(level, images, tmp_path):
-    argv = [str(images), "--size", "32", "--batch-size", "8", "--workers", "0", "--epochs"]
+    argv = [str(images), *SMALL, "--epochs"]
     saved = ["--checkpoint", str(tmp_path / "run")]
     (of_one_epoch,) = ranks(1).run(learning_rates, level, [*argv, "1"])
     (of_two,) = ranks(1).run(learning_rates, level, [*argv, "2"])
@@ -301,7 +302,7 @@ def test_the_folder_of_a_checkpoint_is_made_or_refused_before_the_training(level
 @pytest.mark.slow
 def test_rank_0_looks_for_the_checkpoint_of_level_02(images, expected, tmp_path):
     """If only another rank sees one, all begin anew. Some would else train other weights than the others."""
-    argv = [str(images), "--size", "32", "--batch-size", "8", "--workers", "0", "--checkpoint", "run", "--epochs"]
+    argv = [str(images), *SMALL, "--checkpoint", "run", "--epochs"]
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
         folder.mkdir()

@@ -9,7 +9,6 @@ other.
 import ast
 import graphlib
 import importlib.util
-import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from common import ladder
+from tests.jobs import run_to_end
 
 # Base modules: any room may stand on them.
 BASE = {
@@ -93,13 +93,12 @@ class Import:
         return f"{self.path.relative_to(ladder.ROOT)}:{self.line} imports {self.imported}"
 
 
-def module_files(*patterns: str) -> dict[str, Path]:
+def module_files(pattern: str) -> dict[str, Path]:
     """The repository's modules by name; scripts of the levels are named by their paths."""
     found = {}
-    for pattern in patterns:
-        for path in sorted(ladder.ROOT.glob(pattern)):
-            name = ".".join(path.relative_to(ladder.ROOT).with_suffix("").parts)
-            found[name.removesuffix(".__init__")] = path
+    for path in sorted(ladder.ROOT.glob(pattern)):
+        name = ".".join(path.relative_to(ladder.ROOT).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
     return found
 
 
@@ -218,7 +217,7 @@ def test_the_core_uses_few_libraries():
 
 def test_the_core_imports_torch_and_the_standard_library_when_it_is_imported():
     code = "import torch, sys; before = set(sys.modules); import common.accelerator; print(*set(sys.modules) - before)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ladder.ROOT, capture_output=True, text=True, timeout=120)
+    done = run_to_end([sys.executable, "-c", code])
     tops = set(map(top, done.stdout.split()))
     assert done.returncode == 0, done.stderr
     made_by_torch = {"torch", "_remote_module_non_scriptable"}

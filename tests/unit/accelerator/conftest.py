@@ -16,11 +16,14 @@ def fresh_states():
 
 
 @pytest.fixture
-def utils_of_both():
+def libraries():
+    """Our library and the original."""
+    return [importlib.import_module(OURS), import_or_skip(THEIRS)]
+
+
+@pytest.fixture
+def utils_of_both(libraries):
     """The `utils` of our library and of the original, each with a state."""
-    import_or_skip("accelerate")
-    utils = []
-    for library in (OURS, THEIRS):
-        importlib.import_module(f"{library}.state").PartialState(cpu=True)
-        utils.append(importlib.import_module(f"{library}.utils"))
-    return utils
+    for library in libraries:
+        library.PartialState(cpu=True)
+    return [library.utils for library in libraries]

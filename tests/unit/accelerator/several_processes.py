@@ -1,8 +1,8 @@
 """Several processes in a test. There are two ways, for two kinds of promise.
 
 **Real ranks** run a job: `on_ranks(2, job, 5)` calls `job(accelerator, 5)` on two processes and returns what they
-return, in rank order. What has a collective in it needs them. The processes come from `common.processes`, whose
-`ranks(2).run` the tests call themselves where the job makes its own Accelerator, or the original's.
+return, in rank order. What has a collective in it needs them. Where the job makes its own Accelerator, or the
+original's, it has the decorator `on_a_rank` and is run by `ranks(2).run(job, 5)`, which `on_ranks` calls too.
 
 **Played ranks** are for what each process does by itself: this process takes the part of one rank after the other.
 `played_loaders(3, make)` gives the loaders that three ranks prepare, `gathered` what they come to together, and

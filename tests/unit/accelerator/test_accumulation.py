@@ -1,7 +1,6 @@
 """Gradients are averaged over the micro-batches of a window and over the processes; weights change at its end."""
 
 import copy
-import importlib
 import pickle
 
 import pytest
@@ -10,8 +9,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 from common.accelerator import Accelerator
-from tests.peers import import_or_skip
-from tests.states import OURS, THEIRS, forget_states
+from tests.states import forget_states
 from tests.toys import Stream
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -54,18 +52,17 @@ def test_gradients_stay_local_until_the_window_ends_and_agree_then():
         assert torch.equal(mine, other) is sync
 
 
-@pytest.mark.parametrize("library", [OURS, THEIRS])
-def test_a_script_may_say_that_a_batch_is_not_the_last(library):
-    import_or_skip("accelerate")
-    accelerator = importlib.import_module(library).Accelerator(gradient_accumulation_steps=2, cpu=True)
-    loader = accelerator.prepare(DataLoader(DATA, batch_size=8))
-    flags = []
-    for _ in loader:
-        loader.end_of_dataloader = False
-        for _ in range(3):
-            with accelerator.accumulate():
-                flags.append(accelerator.sync_gradients)
-    assert flags == [False, True] * 3
+def test_a_script_may_say_that_a_batch_is_not_the_last(libraries):
+    for library in libraries:
+        accelerator = library.Accelerator(gradient_accumulation_steps=2, cpu=True)
+        loader = accelerator.prepare(DataLoader(DATA, batch_size=8))
+        flags = []
+        for _ in loader:
+            loader.end_of_dataloader = False
+            for _ in range(3):
+                with accelerator.accumulate():
+                    flags.append(accelerator.sync_gradients)
+        assert flags == [False, True] * 3, library
 
 
 def run_a_cell_twice(library):
@@ -75,7 +72,7 @@ def run_a_cell_twice(library):
     steps = []
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
     for accumulation in (3, 4):
-        accelerator = importlib.import_module(library).Accelerator(gradient_accumulation_steps=accumulation, cpu=True)
+        accelerator = library.Accelerator(gradient_accumulation_steps=accumulation, cpu=True)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         for x, y in loader:
             with accelerator.accumulate(model):
@@ -88,12 +85,12 @@ def run_a_cell_twice(library):
     return model.weight.tolist(), len(steps)
 
 
-def test_a_cell_that_runs_twice_goes_on_with_what_it_has_prepared():
+def test_a_cell_that_runs_twice_goes_on_with_what_it_has_prepared(libraries):
     """The windows of the new Accelerator reach the loader and the optimizer that an earlier one has prepared."""
-    import_or_skip("accelerate")
-    weights, steps = run_a_cell_twice(OURS)
+    ours, theirs = libraries
+    weights, steps = run_a_cell_twice(ours)
     assert steps == 3 + 2  # the last window of the first run has two micro-batches
-    assert run_a_cell_twice(THEIRS) == (weights, steps)
+    assert run_a_cell_twice(theirs) == (weights, steps)
 
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")

@@ -12,6 +12,7 @@ from common.accelerator import Accelerator
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import ProjectConfiguration
 from common.processes import ranks
+from tests.states import on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
 
 
@@ -99,6 +100,7 @@ def test_what_fails_on_one_process_is_raised_on_all_and_leaves_no_draft(failing,
     assert not list(tmp_path.glob(".*"))
 
 
+@on_a_rank
 def saved_from_two_folders(folder: Path) -> list[str]:
     """Two machines whose checkpoint folders have different paths; each writes and reads its own."""
     own = folder / f"machine {os.environ['RANK']}"
@@ -112,7 +114,6 @@ def saved_from_two_folders(folder: Path) -> list[str]:
         model.weight.fill_(7.0)
     accelerator.load_state()
     assert model.weight.item() != 7.0
-    accelerator.end_training()
     return sorted(path.name for path in (own / "checkpoints/checkpoint_0").iterdir())
 
 

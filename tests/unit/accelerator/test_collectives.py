@@ -10,11 +10,12 @@ from common.accelerator.utils import broadcast, gather, listify, pad_across_proc
 from common.accelerator.utils.operations import DistributedOperationException
 from common.processes import ranks
 from tests.peers import import_or_skip
-from tests.states import OURS, THEIRS, forget_states
+from tests.states import OURS, THEIRS, on_a_rank
 from tests.unit.accelerator.plain import Point, plain
 from tests.unit.accelerator.several_processes import on_ranks
 
 
+@on_a_rank
 def run_collectives(library):
     """The results of one collective after the other, by name, on `library`."""
     operations = importlib.import_module(f"{library}.utils.operations")
@@ -42,8 +43,6 @@ def run_collectives(library):
         results[f"reduce {reduction}"] = operations.reduce([rows, {"half": rows.half()}], reduction, scale=3.0)
     with accelerator.split_between_processes(torch.arange(3), apply_padding=True) as share:
         results["split"] = share
-    accelerator.end_training()
-    forget_states()
     return {name: plain(result) for name, result in results.items()}
 
 

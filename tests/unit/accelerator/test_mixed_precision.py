@@ -92,8 +92,9 @@ def prepare(accelerator, seed=0):
 
 
 def prepare_several(accelerator, count):
-    """So many new models, whose seeds are 0, 1, …, and their optimizers."""
-    return zip(*(prepare(accelerator, seed) for seed in range(count)), strict=True)
+    """A list of so many new models, whose seeds are 0, 1, …, and one of their optimizers."""
+    pairs = [prepare(accelerator, seed) for seed in range(count)]
+    return [model for model, _ in pairs], [optimizer for _, optimizer in pairs]
 
 
 def loss_of(model):

@@ -1,6 +1,5 @@
 """`prepare` returns what accelerate returns for each kind of object, and the Accelerator forgets it when asked."""
 
-import importlib
 import re
 
 import pytest
@@ -8,8 +7,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from tests.peers import import_or_skip
-from tests.states import OURS, THEIRS
 from tests.unit.accelerator.several_processes import on_ranks
 
 
@@ -67,17 +64,16 @@ def test_free_memory_forgets_what_was_prepared(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "random_states_0.pkl"]
 
 
-def test_objects_that_cannot_be_registered_are_named_with_their_places():
-    import_or_skip("accelerate")
-
+def test_objects_that_cannot_be_registered_are_named_with_their_places(libraries):
     def places(library, *objects):
-        accelerator = importlib.import_module(library).Accelerator(cpu=True)
+        accelerator = library.Accelerator(cpu=True)
         with pytest.raises(ValueError) as error:
             accelerator.register_for_checkpointing(*objects)
         return re.findall(r"Item at index (\d)", str(error.value))
 
+    ours, theirs = libraries
     wrong = torch.ones(1)
     valid = torch.nn.Linear(1, 1)
-    assert places(OURS, wrong, wrong, valid) == places(THEIRS, wrong, wrong, valid) == ["0", "1"]
-    assert places(OURS, valid, wrong) == ["1"]
-    assert places(THEIRS, valid, wrong) == ["0"]  # its place among the wrong ones
+    assert places(ours, wrong, wrong, valid) == places(theirs, wrong, wrong, valid) == ["0", "1"]
+    assert places(ours, valid, wrong) == ["1"]
+    assert places(theirs, valid, wrong) == ["0"]  # its place among the wrong ones

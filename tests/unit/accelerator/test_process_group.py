@@ -2,9 +2,7 @@
 
 import os
 import socket
-import subprocess
 import sys
-import textwrap
 import time
 from datetime import timedelta
 from unittest import mock
@@ -19,7 +17,8 @@ from common.accelerator.utils import InitProcessGroupKwargs
 from common.launch import rank_variables
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
-from tests.states import forget_states
+from tests.jobs import run_to_end
+from tests.states import on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
 
 OF_TORCHRUN = rank_variables(rank=1, world_size=4, port=1) | {"LOCAL_WORLD_SIZE": "2"}
@@ -49,9 +48,9 @@ def test_a_backend_that_cannot_be_had_is_refused(monkeypatch):
         PartialState(cpu=True, backend="nccl")
 
 
+@on_a_rank
 def join_on_unequal_nodes():
     """Rank 1 is on a node with a GPU, rank 0 on one without. What the error says, and what is left of the state."""
-    forget_states()
     rank = int(os.environ["RANK"])
     with (
         mock.patch.object(socket, "gethostname", lambda: f"node-{rank}"),
@@ -70,6 +69,7 @@ def test_nodes_with_different_backends_are_named():
         assert "gloo on node-0, nccl on node-1" in message and state == {}
 
 
+@on_a_rank
 def join_late():
     """Rank 0, whose patience is shorter than rank 1's delay, makes the store here, and torch counts who has joined."""
     if os.environ["RANK"] == "1":
@@ -114,6 +114,7 @@ def test_an_error_in_the_first_process_reaches_the_others():
         on_ranks(2, fail_first, timeout=20)
 
 
+@on_a_rank
 def start_again_and_again():
     """The sums of what the ranks put in: in two groups of Accelerators, and in one that the script itself makes."""
     sums = []
@@ -131,26 +132,26 @@ def test_an_accelerator_after_end_training_joins_a_new_group():
     assert ranks(2).run(start_again_and_again) == [[3, 3, 3]] * 2
 
 
+LEAVES_A_GROUP = """
+import atexit, os
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
+import torch.distributed as dist
+from common.process_group import leave_process_group
+
+threads_before = threads()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+leave_process_group()
+print(threads() - threads_before)
+"""
+
+
 def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
     """A thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
-    script = textwrap.dedent(
-        """
-        import atexit, os
-
-        def threads():
-            return len(os.listdir("/proc/self/task"))
-
-        atexit.register(lambda: print(threads() - threads_before))  # registered first, it runs last
-        import torch.distributed as dist
-        from common.process_group import leave_process_group
-
-        threads_before = threads()
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        leave_process_group()
-        print(threads() - threads_before)
-        """
-    )
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    finished = run_to_end([sys.executable, "-c", LEAVES_A_GROUP])
     with_group, at_the_end = map(int, finished.stdout.split())
     assert with_group > 0, finished.stderr
     assert at_the_end == 0

@@ -1,7 +1,5 @@
 """`save_model` and `load_checkpoint_in_model`: the files, and what is in them, are accelerate's."""
 
-import importlib
-
 import numpy
 import pytest
 import torch
@@ -30,15 +28,10 @@ def accelerator():
     return Accelerator(cpu=True)
 
 
-@pytest.fixture(scope="module")
-def original():
-    """Hugging Face's Accelerate, or a skip."""
-    return import_or_skip("accelerate")
-
-
 @pytest.mark.parametrize("safe", [True, False])
-def test_the_file_is_that_of_accelerate_and_each_loads_the_others(safe, accelerator, original, tmp_path, caplog):
-    modeling = importlib.import_module("accelerate.utils.modeling")
+def test_the_file_is_that_of_accelerate_and_each_loads_the_others(safe, accelerator, tmp_path, caplog):
+    original = import_or_skip("accelerate")
+    modeling = import_or_skip("accelerate.utils.modeling")
     model = Network()
     accelerator.save_model(model, tmp_path / "ours", max_shard_size="1KB", safe_serialization=safe)
     assert "max_shard_size='1KB' has no effect" in caplog.text
@@ -88,8 +81,8 @@ def test_a_file_in_the_place_of_the_folder_is_an_error(accelerator, tmp_path):
     assert (tmp_path / "m").read_text() == "the user's"
 
 
-def test_one_object_is_saved_here_and_loaded_there_and_the_reverse(original, tmp_path):
-    theirs = importlib.import_module("accelerate.utils")
+def test_one_object_is_saved_here_and_loaded_there_and_the_reverse(tmp_path):
+    theirs = import_or_skip("accelerate.utils")
     state = {"a": numpy.arange(3, dtype="uint32"), "b": torch.ones(2)}
     for save, load in ((utils.save, theirs.load), (theirs.save, utils.load)):
         save(state, tmp_path / "file")
@@ -116,8 +109,8 @@ def test_an_open_file_can_be_saved_to(tmp_path):
 
 
 @pytest.mark.parametrize("into", ["compiled", "not compiled"])
-def test_a_compiled_model_is_saved_and_loaded(into, accelerator, original, tmp_path):
-    modeling = importlib.import_module("accelerate.utils.modeling")
+def test_a_compiled_model_is_saved_and_loaded(into, accelerator, tmp_path):
+    modeling = import_or_skip("accelerate.utils.modeling")
     model = Network()
     prepared = accelerator.prepare(torch.compile(model, backend="eager"))
     accelerator.save_model(prepared, tmp_path)

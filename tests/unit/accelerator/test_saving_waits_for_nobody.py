@@ -1,8 +1,7 @@
 """Ranks save without waiting for each other: a checkpoint is whole if one is killed, comes late or never saves."""
 
-import io
 import itertools
-import os
+import pkgutil
 import shutil
 import sys
 from contextlib import suppress
@@ -28,15 +27,10 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 class Loaded(NamedTuple):
-    """The steps whose states a rank has loaded from a checkpoint.
-
-    Attributes:
-        weights_step: the step of the weights.
-        random_step: that of this rank's random state; None if none was loaded.
-    """
+    """The steps whose states a rank has loaded from a checkpoint."""
 
     weights_step: float
-    random_step: int | None
+    random_step: int | None  # None if this rank's random state was not loaded.
 
 
 UNTOUCHED_SEED = 9  # Of no step: it would be rank 9's, and there are at most four ranks.
@@ -68,113 +62,81 @@ class Killed(Exception):
     """Stands for the end of the process. With `all_ranks` the others get an error, as when a connection breaks."""
 
 
-OPERATIONS = [
-    (os, "rename"),
-    (os, "replace"),
-    (os, "mkdir"),
-    (os, "unlink"),
-    (os, "rmdir"),
-    (io, "open"),
-    (torch, "save"),
-]
+FILE_OPERATIONS = ["os.rename", "os.replace", "os.mkdir", "os.unlink", "os.rmdir", "io.open", "torch.save"]
 
 
-class Interruption(NamedTuple):
-    """A save that is killed at some file operation.
-
-    Attributes:
-        world: the number of processes.
-        victim: the rank that is killed.
-        numbered: checkpoints get numbers by themselves, and the older one makes room for the new one.
-        all_ranks: the save promises the parts of all ranks or none.
-    """
-
-    world: int
-    victim: int
-    numbered: bool
-    all_ranks: bool
-
-
-SLOW = pytest.mark.slow
-INTERRUPTIONS = [
-    Interruption(world=1, victim=0, numbered=True, all_ranks=False),
-    pytest.param(Interruption(world=1, victim=0, numbered=False, all_ranks=False), marks=SLOW),
-    pytest.param(Interruption(world=2, victim=0, numbered=False, all_ranks=True), marks=SLOW),
-    pytest.param(Interruption(world=2, victim=1, numbered=False, all_ranks=False), marks=SLOW),
-    pytest.param(Interruption(world=2, victim=1, numbered=False, all_ranks=True), marks=SLOW),
-    pytest.param(Interruption(world=2, victim=0, numbered=True, all_ranks=False), marks=SLOW),
-    pytest.param(Interruption(world=2, victim=1, numbered=True, all_ranks=True), marks=SLOW),
-]
-
-
-def save_unless_killed(operations: int, accelerator: Accelerator, place: Path | None, all_ranks: bool) -> bool:
+def save_unless_killed(run: Run, place: Path | None, all_ranks: bool, operations: int) -> bool:
     """Save, but die before the file operation after so many. Returns True if the save came to its end."""
-    left = itertools.count(operations, -1)
+    done = itertools.count()
 
     def interruptible(function):
-        def run(*args, **kwargs):
-            if next(left) <= 0:
+        def run_unless_killed(*args, **kwargs):
+            if next(done) >= operations:
                 raise Killed
             return function(*args, **kwargs)
 
-        return run
+        return run_unless_killed
 
     with pytest.MonkeyPatch.context() as patched:
-        for module, name in OPERATIONS:
-            patched.setattr(module, name, interruptible(getattr(module, name)))
+        for name in FILE_OPERATIONS:
+            patched.setattr(name, interruptible(pkgutil.resolve_name(name)))
         try:
-            accelerator.save_state(place, all_ranks=all_ranks)
+            run.accelerator.save_state(place, all_ranks=all_ranks)
         except (Killed, RemoteError):
             return False
     return True
 
 
-def saved_and_killed(_, root: Path, case: Interruption) -> int:
-    """Kill a save after 0, 1, 2, … file operations, until one comes to its end, and return their number."""
+def killed_at_each_operation(_, root: Path, victim: int, numbered: bool, all_ranks: bool) -> int:
+    """Save step 1, kill the victim after 0, 1, 2, … file operations of its save of step 2, and load in a new run.
+
+    Returns the number of operations after which the save comes to its end.
+    """
+    naming = {"automatic_checkpoint_naming": True, "total_limit": 1} if numbered else {}
     for operations in itertools.count():
-        if save_twice_and_load(root / str(operations), case, operations):
+        folder = root / str(operations)
+        place = None if numbered else folder / "c"
+        run = Run(folder, **naming)
+        run.step(1)
+        run.accelerator.save_state(place)
+        run.accelerator.wait_for_everyone()
+        run.step(2)
+        is_saved = save_unless_killed(run, place, all_ranks, operations if run.rank == victim else sys.maxsize)
+        all_saved = all(gather_object([is_saved]))
+
+        run = Run(folder, **naming)
+        loaded = run.load(place)
+        possible = [Loaded(weights_step=2, random_step=2)]
+        if not all_saved:
+            possible.append(Loaded(weights_step=1, random_step=1))
+        if not all_saved and not all_ranks and run.rank == victim != 0:
+            possible.append(Loaded(weights_step=2, random_step=None))  # The main process alone has saved.
+        assert loaded in possible, operations
+        assert len({each.weights_step for each in gather_object([loaded])}) == 1, operations
+        run.step(3)
+        run.accelerator.save_state(place)  # The run goes on.
+        assert run.load(place) == Loaded(3, 3), operations
+        if all_saved:
             return operations
 
 
-def save_twice_and_load(folder: Path, case: Interruption, operations: int) -> bool:
-    """Save on all ranks, save again with the victim killed after so many operations, and load in a new run.
-
-    Returns True if every rank has come to the end of its second save.
-    """
-    naming = {"automatic_checkpoint_naming": case.numbered, "total_limit": 1 if case.numbered else None}
-    place = None if case.numbered else folder / "c"
-    run = Run(folder, **naming)
-    run.step(1)
-    run.accelerator.save_state(place)
-    run.accelerator.wait_for_everyone()
-    run.step(2)
-    allowed = operations if run.rank == case.victim else sys.maxsize
-    is_saved = save_unless_killed(allowed, run.accelerator, place, case.all_ranks)
-    all_saved = all(gather_object([is_saved]))
-    run = Run(folder, **naming)
-    found = run.load(place)
-    assert found in possibly_loaded(case, run.rank, all_saved), (operations, found)
-    assert len({loaded.weights_step for loaded in gather_object([found])}) == 1, operations
-    run.step(3)
-    run.accelerator.save_state(place)  # The run goes on.
-    assert run.load(place) == Loaded(3, 3), operations
-    return all_saved
-
-
-def possibly_loaded(case: Interruption, rank: int, all_saved: bool) -> list[Loaded]:
-    """The steps that a rank may load, of which step 1 was saved by all ranks, and step 2 perhaps not by the victim."""
-    possible = [Loaded(weights_step=2, random_step=2)]
-    if not all_saved:
-        possible.append(Loaded(weights_step=1, random_step=1))
-        if not case.all_ranks and rank == case.victim != 0:
-            # The main process has saved, and the part of this rank is lost.
-            possible.append(Loaded(weights_step=2, random_step=None))
-    return possible
-
-
-@pytest.mark.parametrize("case", INTERRUPTIONS)
-def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(case, tmp_path):
-    assert on_ranks(case.world, saved_and_killed, tmp_path, case)[case.victim] > 3
+# With `numbered` the older checkpoint makes room for the new one; with `all_ranks` a save has all parts or none.
+@pytest.mark.parametrize(
+    ("world", "victim", "numbered", "all_ranks"),
+    [
+        (1, 0, True, False),
+        pytest.param(1, 0, False, False, marks=pytest.mark.slow),
+        pytest.param(2, 0, False, True, marks=pytest.mark.slow),
+        pytest.param(2, 1, False, False, marks=pytest.mark.slow),
+        pytest.param(2, 1, False, True, marks=pytest.mark.slow),
+        pytest.param(2, 0, True, False, marks=pytest.mark.slow),
+        pytest.param(2, 1, True, True, marks=pytest.mark.slow),
+    ],
+)
+def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(
+    world, victim, numbered, all_ranks, tmp_path
+):
+    assert on_ranks(world, killed_at_each_operation, tmp_path, victim, numbered, all_ranks)[victim] > 3
 
 
 def saved_alone(_, folder: Path) -> Loaded:
