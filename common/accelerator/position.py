@@ -151,7 +151,7 @@ class Progress:
         return this_pass
 
     def _next_start(self) -> Position:
-        """The checkpoint that was loaded, if it lies within the epoch that is next; else the beginning of this epoch."""
+        """The checkpoint that was loaded, if it lies within the epoch that is next; else that epoch's beginning."""
         loaded = self.checkpoint
         if loaded is not None and loaded.epoch == self.epoch and loaded.step > 0:
             return loaded
