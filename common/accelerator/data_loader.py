@@ -150,10 +150,11 @@ def _share_samples(
     """A loader that reads the share of its process in the order of `index_sampler`, which all processes draw alike."""
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
     sampler = getattr(index_sampler, "sampler", None)
-    generator = None
-    # With `use_seedable_sampler` the original gives none. Here there is one where samples would be lost.
-    if hasattr(sampler, "generator") and (not use_seedable_sampler or _would_lose_samples(sampler)):
-        generator = _provide_generator(sampler)
+    needs_generator = hasattr(sampler, "generator")
+    if needs_generator and use_seedable_sampler:
+        # The original gives none. Here there is one where samples would be lost, which all processes find out together.
+        needs_generator = _would_lose_samples(sampler)
+    generator = _provide_generator(sampler) if needs_generator else None
     loading = loading_arguments(dataloader, share(index_sampler))
     return DataLoaderShard(dataloader.dataset, synchronized_generator=generator, **loading, **options)
 
@@ -167,10 +168,11 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
         raise NotImplementedError("loaders with in_order=False are out of scope")
     if num_processes == 1:
         return
-    sampler = sampler_chain(index_sampler)[-1]
-    if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)):
+    chain = [sampler for sampler in sampler_chain(index_sampler) if not isinstance(sampler, SkipBatchSampler)]
+    if isinstance(chain[-1], (DistributedSampler, DistributedEvalSampler)):
         raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
-    if not dispatch_batches and not _makes_batches(dataloader):
+    makes_batches = dataloader.batch_sampler is not None or isinstance(chain[0], BatchSampler)
+    if not dispatch_batches and not makes_batches:
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
     stream = dataloader.dataset
     if seems_sharded_by_rank(stream, num_processes):
@@ -179,14 +181,6 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
             "leave its loader unprepared"
         )
-
-
-def _makes_batches(dataloader: DataLoader) -> bool:
-    """True if the loader reads batches of samples. With `batch_size=None`, SkipBatchSamplers also skip single ones."""
-    index_sampler = index_sampler_of(dataloader)
-    while isinstance(index_sampler, SkipBatchSampler):
-        index_sampler = index_sampler.batch_sampler
-    return dataloader.batch_sampler is not None or isinstance(index_sampler, BatchSampler)
 
 
 def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
+from .resumption import put_back
 from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
 from .sampler import ShortStep, Step, groups_of, index_sampler_of
 from .shard import DataLoaderShard
@@ -79,17 +80,21 @@ class DataLoaderDispatcher(DataLoaderShard):
         return self._receive_steps()
 
     def _draw_as_main_process(self, this_pass: Pass) -> None:
-        """Draw what torch draws in the original, where every process begins to read: a seed and, for workers, an order.
+        """Draw what torch's loader draws on the main process: in the original every process begins to read.
 
-        So the generators of all ranks stay alike, unless an order without workers is drawn from torch's: rank 0 alone
-        draws it.
+            draw in each pass         a seed                     the order
+            without workers           all ranks                  rank 0 alone
+            workers                   all ranks                  all ranks
+            workers that stay alive   all, in the first pass     all ranks
+
+        So the generators of all ranks stay alike, unless an order without workers is drawn from torch's.
         """
         is_new_reader = self._reader is None
         reader = self._get_reader()
         if self.num_workers == 0:
             iter(reader)  # As in the original, `iter` of a stream is called on every process.
-        elif is_new_reader:  # Workers that stay alive, with their reader, get no second seed.
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+        elif is_new_reader:
+            torch.empty((), dtype=torch.int64).random_(generator=reader.generator)
         # In a run that resumes, every process may read. So each saves how the order was drawn.
         this_pass.begin_order(self.samplers[-1])
         if self.prefetch_factor is not None:  # There are workers.
@@ -111,10 +116,10 @@ class DataLoaderDispatcher(DataLoaderShard):
         A last step that cannot be divided is filled up, or loses the rest with `drop_last`.
         """
         world_size = self.state.num_processes
-        first_rows = None
         for batch in batches:
-            if first_rows is None and not self._drop_last:
-                first_rows = this_pass.keep_first_rows(self._slice(batch, 0, world_size))
+            if this_pass.first_rows is None and not self._drop_last:
+                # In a resumed pass these are the rows of the epoch's first step, as saved.
+                this_pass.first_rows = put_back(this_pass.start.first_rows, self._slice(batch, 0, world_size))
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
@@ -125,7 +130,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                     )
                 if not self._drop_last:
                     share += 1
-                    batch = fill_up(batch, first_rows, least_rows=share * world_size)
+                    batch = fill_up(batch, this_pass.first_rows, least_rows=share * world_size)
             short_step = None
             if num_real != self.total_batch_size:
                 rows = (share,) * world_size

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .resumption import order_states, put_back, rewind, saved_leaves
+from .resumption import order_states, rewind, saved_leaves
 from .sampler import ShortStep, Step
 
 
@@ -13,7 +13,7 @@ class Position(NamedTuple):
     """A place in an epoch. With `use_stateful_dataloader` checkpoints hold it, see `resumption.py`.
 
     Attributes:
-        step: how many steps of the epoch were left out or yielded.
+        step: how many steps of the epoch were left out or yielded; 0 if it has not begun.
         is_over: True if the last of them was the last step of the epoch.
         drawn_from: the `order_states` from which the order was drawn; None if it is not drawn yet.
         read_ahead: `saved_leaves` of the batch that was read and not yielded.
@@ -36,15 +36,15 @@ class Sharing(NamedTuple):
     step_size: int
 
 
-def loaded_position(state: dict[str, Any], sharing: Sharing, is_seedable: bool) -> Position:
-    """The Position in the `state_dict` of a stateful loader, for one with this `sharing` and kind of sampler."""
+def loaded_position(state: dict[str, Any], sharing: Sharing, sampler_class: str) -> Position:
+    """The Position in the `state_dict` of a stateful loader, for one with this `sharing` and class of sampler."""
     position = Position(**{name: state[name] for name in Position._fields})
     saved = Sharing(**{name: state[name] for name in Sharing._fields})
     if position.step > 0 and not position.is_over:
         if saved.step_size != sharing.step_size:
             raise ValueError(f"an epoch of {saved.step_size} samples per step cannot go on with {sharing.step_size}")
-        if (state["sampler_seed"] is not None) != is_seedable:
-            raise ValueError("an epoch in a seedable order cannot go on in another order, nor the reverse")
+        if state["sampler_class"] != sampler_class:
+            raise ValueError(f"an epoch in the order of a {state['sampler_class']} cannot go on by a {sampler_class}")
     if saved.step_size != sharing.step_size:
         return position._replace(step=0)  # If the script sets the finished epoch, it begins anew.
     if saved != sharing:
@@ -87,11 +87,6 @@ class Pass:
             rewind(sampler, self.start.drawn_from)
         self.drawn_from = order_states(sampler)
 
-    def keep_first_rows(self, rows: Any) -> Any:
-        """Note `rows` as `first_rows`. In a resumed pass these are the rows of the epoch's first step, as saved."""
-        self.first_rows = put_back(self.start.first_rows, rows)
-        return self.first_rows
-
     def advance(self, short_step: ShortStep | None, read_ahead: Step | None) -> None:
         """Go on to the step that is yielded next, which may be a short one. One step more may have been read."""
         self.step += 1
@@ -104,8 +99,7 @@ class Pass:
         """The Position after the batch that was yielded last, or at the beginning of the pass."""
         if self.step == self.start.step:
             return self.start
-        return Position(
-            epoch=self.start.epoch,
+        return self.start._replace(
             step=self.step,
             is_over=self.is_over,
             drawn_from=self.drawn_from,
@@ -120,45 +114,45 @@ class Progress:
 
     Attributes:
         epoch: the one that the next pass visits.
-        skip_batches: those of the loader as it was prepared. What `skip_first_batches` makes of it leaves out more.
+        prepared_skip: steps that the loader leaves out as it was prepared. What `skip_first_batches` makes of it leaves
+            out more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
         checkpoint: where the loader goes on, if a checkpoint was loaded since the last pass began.
+        seed_is_drawn: True if workers that stay alive began in the run that this one resumes, see `_get_reader`.
     """
 
     epoch: int = 0
-    skip_batches: int = 0
+    prepared_skip: int = 0
     passes: list[Pass] = field(default_factory=list)
     checkpoint: Position | None = None
+    seed_is_drawn: bool = False
 
     @property
     def current(self) -> Pass:
         """The last of `passes`; outside of a loop a new Pass that never begins, so that `state_dict` has one rule."""
-        return self.passes[-1] if self.passes else Pass(self._next_start(self.skip_batches))
+        return self.passes[-1] if self.passes else Pass(self._next_start())
 
-    def begin_pass(self, skip_batches: int) -> Pass:
-        """Begin the next pass, over a loader that leaves out so many steps of every epoch."""
-        start = self._next_start(skip_batches)
-        this_pass = Pass(start, is_resumed=self.checkpoint is not None and start.step > self.skip_batches)
+    def begin_pass(self, skip: int) -> Pass:
+        """Begin the next pass, over a loader that leaves out the first `skip` steps of every epoch.
+
+        Where it begins:
+
+            the loader skips        no checkpoint within the epoch    a checkpoint within it
+            as it was prepared      behind the skipped steps          behind the last step of the checkpoint
+            to another step         there                             there, in the order of the checkpoint
+        """
+        start = self._next_start()
+        if start.step == 0 or skip not in (self.prepared_skip, start.step):
+            # A batch that was read ahead is of no use there.
+            start = start._replace(step=skip, is_over=False, read_ahead=None)
+        this_pass = Pass(start, is_resumed=self.checkpoint is not None and start.step > self.prepared_skip)
         self.checkpoint = None
         self.passes.append(this_pass)
         return this_pass
 
-    def _next_start(self, skip_batches: int) -> Position:
+    def _next_start(self) -> Position:
+        """The checkpoint that was loaded, if it lies within the epoch that is next; else that epoch's beginning."""
         loaded = self.checkpoint
-        # A checkpoint of the beginning of an epoch says no more than its number.
-        if loaded is None or loaded.epoch != self.epoch or loaded.step == 0:
-            return Position(self.epoch, skip_batches)
-        if skip_batches in (self.skip_batches, loaded.step):
+        if loaded is not None and loaded.epoch == self.epoch and loaded.step > 0:
             return loaded
-        # The script skips to another step, where the batch that was read ahead is of no use.
-        return loaded._replace(step=skip_batches, is_over=False, read_ahead=None)
-
-    def make_current(self, this_pass: Pass) -> None:
-        """Put a pass that goes on behind those that a script has begun within it, and not ended."""
-        self.passes.remove(this_pass)
-        self.passes.append(this_pass)
-
-    def follow(self, checkpoint: Position) -> None:
-        """Let the next pass go on from a checkpoint: after the last step of an epoch it visits the next one."""
-        self.checkpoint = checkpoint
-        self.epoch = checkpoint.epoch + 1 if checkpoint.is_over else checkpoint.epoch
+        return Position(self.epoch)

@@ -97,9 +97,6 @@ class BatchSamplerShard(BatchSampler):
     Then `even_batches` repeats whole ones: after `[0 1 2] [3]`, the last step `[4 5]` becomes `[4 5] [0 1 2]`.
 
     Args:
-        batch_sampler: the batches of all processes.
-        num_processes: how many processes share them.
-        process_index: whose share this is.
         split_batches: every process gets an equal part of each batch, instead of whole batches in turn.
         even_batches: repeat samples so that all processes make equally many full steps.
 
@@ -218,14 +215,11 @@ class BatchSamplerShard(BatchSampler):
 
 
 class SkipBatchSampler(BatchSampler):
-    """The batches of `batch_sampler` without the first `skip_batches`."""
+    """The batches of `batch_sampler` without the first `skip_batches`. As the original's, it has no `batch_size`."""
 
     def __init__(self, batch_sampler: Any, skip_batches: int = 0) -> None:
         self.batch_sampler = batch_sampler
         self.skip_batches = skip_batches
-        # A batch sampler of the script's own may lack these attributes.
-        self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]
-        self.drop_last = getattr(batch_sampler, "drop_last", False)
 
     def __iter__(self) -> Iterator[list]:
         yield from islice(self.batch_sampler, self.skip_batches, None)

@@ -97,7 +97,7 @@ class DataLoaderShard(DataLoader):
         self.use_stateful_dataloader = use_stateful_dataloader
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
-        self.progress = Progress(skip_batches=skip_batches)
+        self.progress = Progress(prepared_skip=skip_batches)
         # Torch's loader, which is kept only if its workers stay alive from pass to pass.
         self._reader: DataLoader | None = None
 
@@ -114,7 +114,9 @@ class DataLoaderShard(DataLoader):
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 following = next(steps, None)
                 this_pass.advance(short_step, read_ahead=following)
-                progress.make_current(this_pass)
+                # It stands behind passes that a script has begun within it, and not ended.
+                progress.passes.remove(this_pass)
+                progress.passes.append(this_pass)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -144,6 +146,7 @@ class DataLoaderShard(DataLoader):
                 "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
+        self.progress.seed_is_drawn = True
         with restored_generators(self.device, self.samplers[-1], self.generator):
             steps = self._begin_reading(this_pass)
             if self.use_stateful_dataloader:
@@ -174,6 +177,9 @@ class DataLoaderShard(DataLoader):
         arguments = loading_arguments(self, pass_sampler)
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
+        if self.persistent_workers and self.progress.seed_is_drawn:
+            # These workers stand for those of the run that is resumed. So their seed is drawn elsewhere.
+            arguments["generator"] = torch.Generator()
         reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:
             self._reader = reader
@@ -232,7 +238,7 @@ class DataLoaderShard(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader.
-        progress = Progress(self.iteration, self.progress.skip_batches)
+        progress = Progress(self.iteration, self.progress.prepared_skip)
         return vars(self) | {"_reader": None, "progress": progress}
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
@@ -251,13 +257,17 @@ class DataLoaderShard(DataLoader):
         this_pass = self.progress.current
         sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
-        if self.use_stateful_dataloader:
-            state = this_pass.position()._asdict() | {"sampler_seed": seed}
-            return state | self._sharing._asdict() | generator_states(sampler, self.generator)
-        if seed is None:
-            return {}
-        epoch = this_pass.start.epoch
-        return {"epoch": epoch + 1 if this_pass.is_over else epoch, "sampler_seed": seed}
+        if not self.use_stateful_dataloader:
+            epoch = this_pass.start.epoch + int(this_pass.is_over)
+            return {} if seed is None else {"epoch": epoch, "sampler_seed": seed}
+        return {
+            **this_pass.position()._asdict(),
+            **self._sharing._asdict(),
+            **generator_states(sampler, self.generator),
+            "sampler_class": type(sampler).__name__,
+            "sampler_seed": seed,
+            "seed_is_drawn": self._reader is not None or self.progress.seed_is_drawn,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -267,24 +277,22 @@ class DataLoaderShard(DataLoader):
         the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
 
         Raises:
-            ValueError: if a stateful loader has stopped within an epoch, and its steps had another size, or only one of
-                the two orders is a seedable one.
+            ValueError: if a stateful loader has stopped within an epoch, and its steps had another size or its sampler
+                another class.
         """
-        if not state_dict:
-            self.progress.follow(Position(self.iteration))
-            return
         sampler = self.samplers[-1]
-        is_seedable = isinstance(sampler, SeedableRandomSampler)
-        position = Position(state_dict["epoch"])
-        if self.use_stateful_dataloader:
-            position = loaded_position(state_dict, self._sharing, is_seedable)
+        if self.use_stateful_dataloader and "step" in state_dict:
+            position = loaded_position(state_dict, self._sharing, type(sampler).__name__)
             load_generator_states(state_dict, sampler, self.generator)
+            self.progress.seed_is_drawn = state_dict["seed_is_drawn"]
+        else:  # Only one of the two runs, or none, has stateful loaders.
+            position = Position(state_dict.get("epoch", self.iteration), is_over=state_dict.get("is_over", False))
         # The saved run may have had another sampler, without a seed.
-        if is_seedable and state_dict["sampler_seed"] is not None:
-            sampler.initial_seed = state_dict["sampler_seed"]
-        self.progress.follow(position)
-        if not self.use_stateful_dataloader:
-            self._tell_epoch(self.iteration)
+        seed = state_dict.get("sampler_seed")
+        if isinstance(sampler, SeedableRandomSampler) and seed is not None:
+            sampler.initial_seed = seed
+        self.progress.checkpoint = position
+        self.iteration = position.epoch + int(position.is_over)
 
     def get_sampler(self) -> Any:
         """See the function `get_sampler`."""
@@ -366,7 +374,7 @@ class PassSampler:
 
     def __iter__(self) -> Iterator[Any]:
         """The sample numbers of each batch."""
-        this_pass = self.progress.current
+        this_pass = self.progress.passes[-1]
         batches = self.batches
         if this_pass.start.step > 0:
             batches = SkipBatchSampler(batches, this_pass.start.step * self.batches_read_per_step)

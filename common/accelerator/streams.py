@@ -19,7 +19,6 @@ class StreamShard(IterableDataset):
     A `generator` of the data set is seeded with the epoch unless the data set has `set_epoch`.
 
     Args:
-        dataset: the stream.
         shard: its batches for this process. A BatchSamplerShard shares batches of samples as those of sample numbers.
     """
 

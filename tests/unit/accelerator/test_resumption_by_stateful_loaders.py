@@ -232,10 +232,45 @@ def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
         loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 3))
 
 
-def test_an_epoch_in_a_shuffled_order_does_not_go_on_in_a_seedable_one():
-    for before, after in itertools.permutations(["random", "seedable, a seed"]):
-        with pytest.raises(ValueError, match="seedable order cannot go on in another"):
-            prepared(after).load_state_dict(stopped_after(prepared(before), 3))
+@pytest.mark.parametrize(
+    ("before", "after"), [*itertools.permutations(["random", "seedable, a seed", "sequential"], 2)]
+)
+def test_an_epoch_does_not_go_on_in_the_order_of_another_sampler(before, after):
+    with pytest.raises(ValueError, match=r"in the order of a \w+Sampler cannot go on by a \w+Sampler"):
+        prepared(after).load_state_dict(stopped_after(prepared(before), 3))
+
+
+def test_a_stream_that_skips_and_has_not_begun_takes_another_batch_size():
+    loader = prepared("a stream that skips", batch_size=1)
+    loader.load_state_dict(prepared("a stream that skips", batch_size=2).state_dict())
+    assert gathered([loader]) == list(range(6, N))
+
+
+@pytest.mark.parametrize("steps", [3, 11])
+def test_a_loader_that_became_stateful_or_ceased_to_be_keeps_the_epoch(steps):
+    stateful, plain = (
+        prepared("seedable, a seed"),
+        data_loader.prepare_data_loader(DataLoader(DATA, 2, shuffle=True), **SEEDABLE),
+    )
+    for before, after in itertools.permutations([stateful, plain]):
+        before.set_epoch(1)
+        after.load_state_dict(stopped_after(before, steps))
+        assert gathered([after]) == seeded_order(N, seed=9, epoch=2 if steps == 11 else 1)
+
+
+def test_workers_that_stay_draw_their_seed_once_also_if_a_run_is_resumed_between_two_epochs():
+    def rest(loader):
+        return [gathered([loader]) for _ in range(2)], torch.rand(()).item()
+
+    set_seed(3)
+    loader = prepared("workers that stay")
+    gathered([loader])
+    state, generators = loader.state_dict(), get_random_states(CPU)
+    straight = rest(loader)
+    resumed = prepared("workers that stay")
+    resumed.load_state_dict(state)
+    set_random_states(CPU, generators)
+    assert rest(resumed) == straight
 
 
 def test_a_loader_that_is_let_go_ends_its_workers_at_once():

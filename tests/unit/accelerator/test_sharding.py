@@ -19,6 +19,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from common.accelerator import data_loader
 from common.accelerator.data_loader import prepare_data_loader, skip_first_batches
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from tests.peers import import_or_skip
@@ -127,10 +128,16 @@ def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once(shap
     assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))[skipped:]
 
 
-@pytest.mark.parametrize("data", [Numbers(10), Stream(range(10))], ids=["numbers", "a stream"])
-@pytest.mark.parametrize(
-    ("world", "how"), [(1, {"put_on_device": True, "dispatch_batches": True}), (2, {}), (2, {"split_batches": True})]
-)
+DISPATCHING = {"put_on_device": True, "dispatch_batches": True}
+HOW = [(Numbers(10), 1, DISPATCHING), (Numbers(10), 2, {})]
+HOW += [
+    (Stream(range(10)), 1, DISPATCHING),
+    (Stream(range(10)), 2, {}),
+    (Stream(range(10)), 2, {"split_batches": True}),
+]
+
+
+@pytest.mark.parametrize(("data", "world", "how"), HOW)
 def test_what_is_skipped_before_prepare_stays_skipped(data, world, how):
     loaders = played_loaders(world, lambda: skip_first_batches(DataLoader(data, batch_size=2), 2), **how)
     assert gathered(loaders) == list(range(4, 10))
@@ -162,6 +169,23 @@ def test_indices_equal_those_of_accelerate():
         for rank in range(shape.processes):
             arguments = batches, shape.processes, rank, shape.split_batches, shape.even_batches
             assert list(BatchSamplerShard(*arguments)) == list(theirs.BatchSamplerShard(*arguments)), shape
+
+
+def test_what_is_left_after_skipping_before_prepare_is_dealt_out_as_by_accelerate():
+    """Neither library knows the batch size then: whole batches are repeated, and none is split."""
+    theirs = import_or_skip("accelerate.data_loader")
+    for n, drop_last, even, world in itertools.product((7, 9, 10), (False, True), (False, True), (2, 3)):
+        plain = DataLoader(Numbers(n), 2, drop_last=drop_last)
+        for skip, rank in itertools.product((1, 2, 3), range(world)):
+            seen = []
+            for library in (data_loader, theirs):
+                rest = library.skip_first_batches(plain, skip)
+                loader = library.prepare_data_loader(rest, num_processes=world, process_index=rank, even_batches=even)
+                seen.append(list(loader.batch_sampler))
+            assert seen[0] == seen[1]
+    for library in (data_loader, theirs):
+        with pytest.raises(ValueError, match="split_batches"):
+            library.prepare_data_loader(library.skip_first_batches(plain, 1), split_batches=True)
 
 
 @pytest.mark.parametrize("sizes", [[], [3], [1, 4, 2], [2, 2, 3, 1], [4, 1, 1, 1, 2, 3, 2]])
