@@ -208,6 +208,35 @@ def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_ma
     assert other == (Loaded(weights_step=1, random_step=None), 1.0, 1)
 
 
+def saved_in_two_micro_steps(_, folder: Path) -> int:
+    """The step that is loaded. The main process saves alone after one micro-step, and fails when all save after two."""
+    run = Run(folder)
+    accelerator = run.accelerator
+    accelerator.gradient_accumulation_steps = 4
+
+    def train() -> None:
+        with accelerator.accumulate(run.prepared):
+            accelerator.backward(run.prepared(torch.ones(1, 1)).sum())
+
+    def fail(*_) -> None:
+        raise KeyError
+
+    train()
+    if accelerator.is_main_process:
+        accelerator.save_state(folder / "c")
+        accelerator.register_save_state_pre_hook(fail)
+    train()
+    with suppress(KeyError):
+        accelerator.save_state(folder / "c")
+    accelerator.load_state(folder / "c")
+    return accelerator.step
+
+
+def test_parts_of_two_micro_steps_are_no_checkpoint(tmp_path):
+    """No collective lies between them, because the ranks average at the end of a window."""
+    assert on_ranks(2, saved_in_two_micro_steps, tmp_path) == [1, 1]
+
+
 def saved_late(_, folder: Path) -> tuple:
     """The steps and the checkpoints after four saves. Rank 1 ends its first one when the main process has made all.
 
@@ -309,3 +338,12 @@ def ids_of_saves(accelerator: Accelerator, folder: Path) -> list[str]:
 def test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder(tmp_path):
     first, second = on_ranks(2, ids_of_saves, tmp_path)
     assert first == second and len(set(first)) == 6
+
+
+def test_another_run_has_other_ids(tmp_path):
+    ids = set()
+    for _ in range(2):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        ids.add(save_ids.next_id(tmp_path, 0))
+        dist.destroy_process_group()
+    assert len(ids) == 2
