@@ -48,7 +48,7 @@ class Nodes:
         deadline = time.monotonic() + 20
         while pids := _run("ip", "netns", "pids", self.names[node]).split():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"processes {pids} of {self.names[node]} survive SIGKILL")
+                raise CannotMeasure(f"processes {pids} of {self.names[node]} survive SIGKILL")
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -65,28 +65,27 @@ def two_nodes() -> Iterator[Nodes]:
     nodes = Nodes((f"ladder-{os.getpid()}-0", f"ladder-{os.getpid()}-1"))
     first, second = nodes.names
     with ExitStack() as made:
-        try:
-            for node, name in enumerate(nodes.names):
-                _run("ip", "netns", "add", name)
-                made.callback(_run, "ip", "netns", "delete", name)
-                made.callback(nodes.kill, node)
-            _run("ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", INTERFACE, "netns", second)
-            for name, address in zip(nodes.names, ADDRESSES, strict=True):
-                _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
-                for interface in ("lo", INTERFACE):
-                    _run("ip", "-n", name, "link", "set", interface, "up")
-            # Some machines allow nodes, but not this.
-            _run("ip", "netns", "exec", first, "true")
-            nodes.limit(1e9)
-            nodes.limit(None)
-        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-            raise CannotMeasure(f"two nodes need root, iproute2 and network namespaces: {error}") from error
+        for node, name in enumerate(nodes.names):
+            _run("ip", "netns", "add", name)
+            made.callback(_run, "ip", "netns", "delete", name)
+            made.callback(nodes.kill, node)
+        _run("ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", INTERFACE, "netns", second)
+        for name, address in zip(nodes.names, ADDRESSES, strict=True):
+            _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
+            for interface in ("lo", INTERFACE):
+                _run("ip", "-n", name, "link", "set", interface, "up")
+        # Some machines allow nodes, but not this.
+        _run("ip", "netns", "exec", first, "true")
+        nodes.limit(1e9)
+        nodes.limit(None)
         yield nodes
 
 
 def _run(*command: str) -> str:
-    """The command's output; RuntimeError with what it says on stderr if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
+    """The command's output; CannotMeasure with what it says on stderr if it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        refusal = f"two nodes need root, iproute2 and network namespaces: {' '.join(command)}: {reason}"
+        raise CannotMeasure(refusal) from error

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.your_network.costs import Gradient, NetworkCosts
 from benchmarks.your_network.errors import StepFailed, failing_as
-from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, trainable
+from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, trainable, use_foreach
 from benchmarks.your_network.without_computing import makes_view, without_computing
 
 # Operators that start no kernel: they allocate a tensor, read a number, or mark a place in a profile.
@@ -31,13 +31,15 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
     """The costs of a network, for a `batch` on each GPU.
 
     Raises:
-        StepFailed: if the network, its batch or its loss does not work, it multiplies nothing, or it is recurrent.
+        StepFailed: if the network, its batch or its loss does not work, it multiplies nothing, it is recurrent, or a
+            parameter gets no gradient.
     """
     model = network.make_model()
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
         # On a GPU an RNN, GRU or LSTM is one operator of torch, and cuDNN does not publish how many kernels it runs.
         raise StepFailed(f"{network.title} has recurrent layers, and no source says how long they take on a GPU")
     optimizer = network.make_optimizer(model)
+    use_foreach(optimizer)
     with failing_as(f"a step of {network.title} failed"):
         # A sample may multiply more in a larger batch, for example if each is compared with each.
         multiply_adds, gradients = count_products(network, model, max(batch, SMALLEST_BATCH))
@@ -47,6 +49,9 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
         few = count_step(network, model, optimizer, SMALLEST_BATCH)
         more_samples = max(batch, 2 * SMALLEST_BATCH)
         more = count_step(network, model, optimizer, more_samples)
+    unused = len(trainable(model)) - len(gradients)
+    if unused:
+        raise StepFailed(f"{unused} parameters of {network.title} get no gradient, and DDP refuses that")
     if not multiply_adds:
         raise StepFailed(f"{network.title} multiplies nothing that is counted, so no time can be predicted")
     bytes_of_a_sample = (more.bytes - few.bytes) // (more_samples - SMALLEST_BATCH)

@@ -1,15 +1,17 @@
 """Failures in somebody else's code, each in one line."""
 
 import contextlib
+import os
 import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_FOLDERS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_FOLDERS += [str(_ROOT / "benchmarks"), str(_ROOT / "common")]
 # A file name such as <string> or <frozen runpy> is nobody's.
-_NOT_THE_USERS = ("<", *_INSTALLED, str(_ROOT / "benchmarks"), str(_ROOT / "common"))
+_NOT_THE_USERS = ("<", *[folder + os.sep for folder in _FOLDERS])
 
 
 class StepFailed(Exception):

@@ -99,9 +99,9 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
 def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> MemoryRow:
     """The memory of a global batch, and the largest for `limit` bytes a device. Raises StepFailed if its step fails."""
     with simulated_training(network, setting) as training:
-        peaks = training.take_step(batch // setting.devices)
+        peaks = training.peaks_of_step(batch // setting.devices)
         try:
-            largest = largest_batch(lambda samples: max(totals(training.take_step(samples))), limit)
+            largest = largest_batch(lambda samples: max(totals(training.peaks_of_step(samples))), limit)
         except StepFailed as error:
             return MemoryRow(setting, peaks, fits=None, failure=str(error))
     return MemoryRow(setting, peaks, fits=setting.devices * largest)
@@ -150,8 +150,8 @@ class Training:
             label(parameter, "parameters")
         self.optimizer = strategies.make_optimizer(network, self.model, setting.strategy)
 
-    def take_step(self, samples: int) -> Peaks:
-        """Take a step of so many samples on each device. Returns the peaks of this step."""
+    def peaks_of_step(self, samples: int) -> Peaks:
+        """Take a step of so many samples on each device, and return its peaks."""
         self.tracker.reset_peaks()
         if self.setting.strategy == DATA_PARALLEL:
             samples *= self.setting.devices  # one process has the inputs of all devices, and cuts them
@@ -167,7 +167,7 @@ def simulated_training(network: UserNetwork, setting: Setting) -> Iterator[Train
     with strategies.fake_group(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
         training = Training(network, setting, mesh, tracker)
         for _ in range(WARM_UP_STEPS):
-            training.take_step(SMALLEST_BATCH)
+            training.peaks_of_step(SMALLEST_BATCH)
         yield training
 
 

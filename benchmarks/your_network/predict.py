@@ -39,7 +39,7 @@ def answer(options: argparse.Namespace) -> list[PredictedRow]:
         setup = replace(setup, sample_seconds=measured / batch, launch_seconds=launches)
     rows = []
     for gpus in GPU_COUNTS:
-        seconds = scaling.seconds_of_step(setup, batch, gpus)
+        seconds = scaling.predicted_seconds(setup, batch, gpus)
         efficiency = scaling.scaling_efficiency(setup, gpus * batch, gpus)
         rows.append(PredictedRow(gpus, seconds, efficiency, scaling.pays_from(setup, gpus)))
     print_heading(options, costs, setup)

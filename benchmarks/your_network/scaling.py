@@ -102,7 +102,7 @@ def transfers(setup: Setup, backward: float, gpus: int) -> list[Transfer]:
     return found
 
 
-def seconds_of_step(setup: Setup, batch: float, gpus: int) -> float:
+def predicted_seconds(setup: Setup, batch: float, gpus: int) -> float:
     """Seconds of a step on `gpus` GPUs with a `batch` on each.
 
     For example, (1) compute takes 30 ms, of which backward is 20 ms. Two buckets are ready at its middle and its end,
@@ -141,8 +141,8 @@ def expected_maximum(count: int) -> float:
 
 def scaling_efficiency(setup: Setup, global_batch: int, gpus: int) -> float:
     """The speed-up of `gpus` GPUs over one, for a step of `global_batch` samples, as a share of their number."""
-    alone = seconds_of_step(setup, global_batch, 1)
-    together = seconds_of_step(setup, global_batch / gpus, gpus)
+    alone = predicted_seconds(setup, global_batch, 1)
+    together = predicted_seconds(setup, global_batch / gpus, gpus)
     return alone / together / gpus
 
 

@@ -36,22 +36,32 @@ def load(spec: str, shape: tuple[int, ...] | None = None) -> UserNetwork:
     source, _, name = spec.rpartition(":")
     if not source or not name:
         fail(f"{spec!r} names no network: write torchvision:NAME, or FILE.py:FUNCTION")
-    functions: dict[str, Any] = {"batch": partial(noise, shape=shape or IMAGE), "loss": classification_loss}
+    batch = partial(noise, shape=shape or IMAGE)
     if source == "torchvision":
-        return UserNetwork(name, _torchvision_builder(name), **functions)
+        return UserNetwork(name, _torchvision_builder(name), batch, classification_loss)
     path = Path(source)
     module = _imported(path)
-    build = getattr(module, name, None)
-    if not callable(build):
+    if not hasattr(module, name):
         fail(f"{path} has no function {name!r}")
-    for part in ("batch", "loss", "optimizer"):
-        if hasattr(module, part):
-            functions[part] = getattr(module, part)
-            if not callable(functions[part]):
-                fail(f"{path} has {part!r}, which is not a function: give it another name")
-    if shape and hasattr(module, "batch"):
+    network = UserNetwork(
+        f"{path.stem}:{name}",
+        build=_function(module, name, default=None),
+        batch=_function(module, "batch", default=batch),
+        loss=_function(module, "loss", default=classification_loss),
+        optimizer=_function(module, "optimizer", default=torch.optim.AdamW),
+    )
+    if shape and network.batch is not batch:
         fail(f"--input: {path} has a function 'batch', which says what a sample is")
-    return UserNetwork(f"{path.stem}:{name}", build, **functions)
+    return network
+
+
+def _function(module: Any, name: str, default: Any) -> Any:
+    found = getattr(module, name, None)
+    if found is None:
+        return default
+    if not callable(found):
+        fail(f"{module.__file__} has {name!r}, which is not a function: give it another name")
+    return found
 
 
 def _torchvision_builder(name: str) -> Callable[[], nn.Module]:

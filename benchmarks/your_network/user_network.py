@@ -75,9 +75,7 @@ class UserNetwork:
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer for all trainable parameters of `model`, which may be wrapped."""
         with failing_as(f"the optimizer of {self.title} cannot be made"):
-            optimizer = self.optimizer(trainable(model))
-            use_foreach(optimizer)
-            return optimizer
+            return self.optimizer(trainable(model))
 
     def take_step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Any, Any]) -> None:
         """Train `model`, which may be wrapped, with a batch that lies where it does."""

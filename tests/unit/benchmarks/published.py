@@ -12,7 +12,7 @@ from benchmarks.your_network.all_reduce import Cluster, Link
 from benchmarks.your_network.costs import NetworkCosts
 from benchmarks.your_network.count import count
 from benchmarks.your_network.presets import GPUS, PCIE, ethernet, nvlink
-from benchmarks.your_network.scaling import Bucket, Setup, fill_buckets, seconds_of_step
+from benchmarks.your_network.scaling import Bucket, Setup, fill_buckets, predicted_seconds
 from benchmarks.your_network.user_network import UserNetwork
 from common.model import BasicNet
 
@@ -67,8 +67,8 @@ class Case:
     @property
     def lost(self) -> float:
         """The predicted share of the throughput that is lost: 0.1 stands for an efficiency of 90 %."""
-        few = seconds_of_step(self.setup, self.batch, self.baseline)
-        return 1 - few / seconds_of_step(self.setup, self.batch, self.gpus)
+        few = predicted_seconds(self.setup, self.batch, self.baseline)
+        return 1 - few / predicted_seconds(self.setup, self.batch, self.gpus)
 
     @property
     def off_by(self) -> float:

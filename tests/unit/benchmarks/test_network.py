@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.harness import level_runs
 from benchmarks.harness.node_ranks import ranks_on
+from benchmarks.harness.options import CannotMeasure
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, two_nodes
 from benchmarks.suites import network
 from common.processes import RankFailed
@@ -20,6 +21,16 @@ def test_two_nodes_are_held_against_one_in_the_record():
     samples[rows[0].name] = [500.0, 1100.0, 400.0]  # round by round half, all, and a third of it
     record = network.record(rows, samples)
     assert [pair["median"] for pair in record["pairs"]] == [2.0] * len(network.BANDWIDTHS)
+
+
+def test_nodes_that_cannot_be_deleted_are_no_traceback(tmp_path, monkeypatch):
+    for program, text in {"ip": '[ "$2" != delete ]', "tc": "true"}.items():
+        path = tmp_path / program
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(CannotMeasure, match="netns delete"), two_nodes():
+        pass
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from benchmarks.your_network.scaling import (
     expected_maximum,
     fill_buckets,
     pays_from,
+    predicted_seconds,
     scaling_efficiency,
-    seconds_of_step,
     transfers,
 )
 from common import ladder
@@ -89,9 +89,9 @@ def test_an_all_reduce_costs_what_the_formula_says(gpus, latency, bandwidth):
 @given(SETUPS, BATCHES, GPUS)
 def test_a_step_takes_its_compute_at_least_and_everything_in_a_row_at_most(setup, batch, gpus):
     even = without_effects(setup)
-    compute = seconds_of_step(even, batch, 1)
+    compute = predicted_seconds(even, batch, 1)
     moving = sum(seconds_of_all_reduce(even.cluster, bucket.size, gpus) for bucket in even.buckets)
-    assert compute * (1 - 1e-9) <= seconds_of_step(even, batch, gpus) <= (compute + moving) * (1 + 1e-9)
+    assert compute * (1 - 1e-9) <= predicted_seconds(even, batch, gpus) <= (compute + moving) * (1 + 1e-9)
 
 
 @SEEDED
@@ -120,18 +120,18 @@ def test_the_example_of_a_step_takes_as_long_as_its_docstring_says():
     wire = Link(latency=0, bandwidth=1e9)
     setup = Setup(buckets, 1e-3, 0, Cluster(8, wire, wire), speed_spread=0, contention=0.2)
     assert transfers(setup, 22e-3, 2)[-1].end == pytest.approx(32e-3, rel=1e-3)
-    assert seconds_of_step(setup, 30, 1) == pytest.approx(30e-3)
-    assert seconds_of_step(setup, 30, 2) == pytest.approx(42e-3, rel=1e-3)
+    assert predicted_seconds(setup, 30, 1) == pytest.approx(30e-3)
+    assert predicted_seconds(setup, 30, 2) == pytest.approx(42e-3, rel=1e-3)
 
 
 def test_a_small_step_is_bound_by_launches_which_hide_what_makes_kernels_slower():
     setup = on_a100("BasicNet")
     even = without_effects(setup)
     slower = replace(setup, speed_spread=0.05, contention=0.4)
-    assert seconds_of_step(setup, 1, 1) == seconds_of_step(setup, 64, 1) == pytest.approx(42 * 10e-6)
-    assert seconds_of_step(setup, 100_000, 1) == pytest.approx(100_000 * setup.sample_seconds)
-    assert seconds_of_step(slower, 1, 8) == seconds_of_step(even, 1, 8)
-    assert seconds_of_step(slower, 100_000, 8) > seconds_of_step(even, 100_000, 8)
+    assert predicted_seconds(setup, 1, 1) == predicted_seconds(setup, 64, 1) == pytest.approx(42 * 10e-6)
+    assert predicted_seconds(setup, 100_000, 1) == pytest.approx(100_000 * setup.sample_seconds)
+    assert predicted_seconds(slower, 1, 8) == predicted_seconds(even, 1, 8)
+    assert predicted_seconds(slower, 100_000, 8) > predicted_seconds(even, 100_000, 8)
 
 
 @SEEDED

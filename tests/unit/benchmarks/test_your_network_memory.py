@@ -38,8 +38,8 @@ def measure_on_a_rank(spec: str, shape: tuple[int, ...], setting: Setting, sampl
         mesh = init_device_mesh("cpu", (setting.devices,))
         training = memory.Training(load(spec, shape), setting, mesh, tracker)
         for _ in range(memory.WARM_UP_STEPS):
-            training.take_step(SMALLEST_BATCH)
-        return training.take_step(samples)
+            training.peaks_of_step(SMALLEST_BATCH)
+        return training.peaks_of_step(samples)
 
 
 @pytest.mark.slow

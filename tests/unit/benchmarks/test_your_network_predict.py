@@ -110,12 +110,20 @@ def build(): return nn.LSTM(6, 3, batch_first=True)
 def batch(n): return torch.zeros(n, 7, 6), torch.zeros(n, 7, 3)
 def loss(outputs, targets): return F.mse_loss(outputs[0], targets)
 """
+UNUSED = """
+def build():
+    network = nn.Linear(4, 3)
+    network.unused = nn.Linear(4, 3)
+    return network
+def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)
+"""
 
 
 @pytest.mark.parametrize(
     "network, flags, message",
     [
         (TABLE, [], "multiplies nothing"),
+        (UNUSED, [], "2 parameters of mine:build get no gradient"),
         (RECURRENT, [], "has recurrent layers"),
         (TABLE, ["--measured-ms", "0"], "must be a number above 0"),
         (TABLE, ["--batch-per-gpu", "0"], "at least 1"),
