@@ -54,7 +54,8 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     @property
     def total_batch_size(self) -> int:
-        return super().total_batch_size * self.batches_read_per_step
+        # Without a batch size each batch counts as one sample.
+        return (super().total_batch_size or 1) * self.batches_read_per_step
 
     @property
     def remainder(self) -> int:

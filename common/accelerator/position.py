@@ -118,7 +118,7 @@ class Progress:
             out more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
         checkpoint: where the loader goes on, if a checkpoint was loaded since the last pass began.
-        seed_is_drawn: True if workers that stay alive began in the run that this one resumes, see `_get_reader`.
+        seed_is_drawn: True if the run that this one resumes had begun to read with workers, which may stay alive.
     """
 
     epoch: int = 0
@@ -137,9 +137,10 @@ class Progress:
 
         Where it begins:
 
-            the loader skips        no checkpoint within the epoch    a checkpoint within it
-            as it was prepared      behind the skipped steps          behind the last step of the checkpoint
-            to another step         there                             there, in the order of the checkpoint
+            the loader skips      no checkpoint in the epoch    a checkpoint within the epoch
+            as it was prepared    behind what it skips          at the checkpoint, with the batch that was read ahead
+            to the checkpoint     behind what it skips          the same
+            to another step       behind what it skips          behind what it skips, in the order of the checkpoint
         """
         start = self._next_start()
         if start.step == 0 or skip not in (self.prepared_skip, start.step):

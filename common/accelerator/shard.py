@@ -177,9 +177,9 @@ class DataLoaderShard(DataLoader):
         arguments = loading_arguments(self, pass_sampler)
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
-        if self.persistent_workers and self.progress.seed_is_drawn:
-            # These workers stand for those of the run that is resumed. So their seed is drawn elsewhere.
-            arguments["generator"] = torch.Generator()
+        if self.persistent_workers and self.progress.seed_is_drawn and self.skip_batches == self.progress.prepared_skip:
+            # In the run that is resumed they began earlier. So a copy of the generator draws their seed.
+            arguments["generator"] = (self.generator or torch.default_generator).clone_state()
         reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:
             self._reader = reader
@@ -208,12 +208,13 @@ class DataLoaderShard(DataLoader):
     def remainder(self) -> int:
         """Samples of all processes in the last step; 0 for a full one.
 
-        It is -1 outside of a loop, with `drop_last`, and where the length of the data set is not known.
+        It is -1 outside of a loop, with `drop_last`, and where the size of a batch or of the data set is not known.
         """
-        if self._drop_last or not self.progress.passes:
+        step_size = self.total_batch_size
+        if self._drop_last or not self.progress.passes or step_size is None:
             return -1
         try:
-            return self.total_dataset_length % self.total_batch_size
+            return self.total_dataset_length % step_size
         except (TypeError, NotImplementedError):  # The data set has no length, or does not know it.
             return -1
 
@@ -285,6 +286,7 @@ class DataLoaderShard(DataLoader):
             position = loaded_position(state_dict, self._sharing, type(sampler).__name__)
             load_generator_states(state_dict, sampler, self.generator)
             self.progress.seed_is_drawn = state_dict["seed_is_drawn"]
+            self._reader = None  # Workers that are there belong to another place.
         else:  # Only one of the two runs, or none, has stateful loaders.
             position = Position(state_dict.get("epoch", self.iteration), is_over=state_dict.get("is_over", False))
         # The saved run may have had another sampler, without a seed.
@@ -312,19 +314,25 @@ class DataLoaderShard(DataLoader):
     @property
     def _sharing(self) -> Sharing:
         processes = PartialState() if self.shard is None else self.shard
-        return Sharing(processes.process_index, processes.num_processes, self.total_batch_size)
+        # A SkipBatchSampler has no batch size. That of the batches in it is further down the chain.
+        sizes = [getattr(sampler, "batch_size", None) or 0 for sampler in self.samplers]
+        batches_per_step = self.batches_read_per_step
+        if self.shard is not None and not self.shard.split_batches:
+            batches_per_step = self.shard.num_processes
+        step_size = max(sizes) * batches_per_step
+        return Sharing(processes.process_index, processes.num_processes, step_size)
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
         return max(0, super().__len__() - self.skip_batches)
 
     @property
-    def total_batch_size(self) -> int:
-        """Samples of a full step over all processes. Without a batch size each batch counts as one sample."""
+    def total_batch_size(self) -> int | None:
+        """Samples of a full step over all processes; None if the batch sampler has no batch size."""
         shard = self.shard
         if shard is None:
-            return getattr(index_sampler_of(self), "batch_size", None) or 1
-        return (shard.samples_per_process or 1) * shard.num_processes
+            return getattr(index_sampler_of(self), "batch_size", None)
+        return shard.samples_per_process and shard.samples_per_process * shard.num_processes
 
     @property
     def total_dataset_length(self) -> int:

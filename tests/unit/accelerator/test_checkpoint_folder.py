@@ -59,7 +59,7 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, a
     assert not (model.weight == 7).any()
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"format_version": 13, "files": ["a"]}'])
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"format_version": 14, "files": ["a"]}'])
 def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, accelerator, tmp_path):
     accelerator.save_state(tmp_path / "c")
     (tmp_path / "c/manifest.json").write_bytes(content)

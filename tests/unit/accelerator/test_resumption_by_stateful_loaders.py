@@ -230,6 +230,13 @@ def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
         assert gathered([loader]) == list(range(N))
     with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
         loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 3))
+    with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
+        skipped_before_prepare(2).load_state_dict(stopped_after(skipped_before_prepare(4), 2))
+
+
+def skipped_before_prepare(batch_size):
+    rest = skip_first_batches(DataLoader(DATA, batch_size), 1)
+    return data_loader.prepare_data_loader(rest, use_stateful_dataloader=True)
 
 
 @pytest.mark.parametrize(
@@ -266,6 +273,38 @@ def test_workers_that_stay_draw_their_seed_once_also_if_a_run_is_resumed_between
     loader = prepared("workers that stay")
     gathered([loader])
     state, generators = loader.state_dict(), get_random_states(CPU)
+    straight = rest(loader)
+    resumed = prepared("workers that stay")
+    resumed.load_state_dict(state)
+    set_random_states(CPU, generators)
+    assert rest(resumed) == straight
+    loader.load_state_dict(state)  # also by the same loader, whose workers are there
+    set_random_states(CPU, generators)
+    assert rest(loader) == straight
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_workers_of_a_resumed_run_draw_by_its_own_seed(steps):
+    def noise(seed=None):
+        loader = DataLoader(Augmented(10), 2, num_workers=1, persistent_workers=True)
+        loader = data_loader.prepare_data_loader(loader, use_stateful_dataloader=True)
+        if seed is None:
+            return stopped_after(loader, steps)
+        set_seed(seed)
+        loader.load_state_dict(state)
+        return gathered([loader])[2:]  # without the batch that was read ahead
+
+    state = noise()
+    assert noise(seed=1) == noise(seed=1) != noise(seed=2)
+
+
+def test_loaders_that_skip_in_later_epochs_draw_a_seed_each_also_in_a_resumed_run():
+    def rest(loader):
+        return [gathered([skip_first_batches(loader, 1)]) for _ in range(2)], torch.rand(()).item()
+
+    loader = prepared("workers that stay")
+    for _ in skip_first_batches(loader, 1):
+        state, generators = loader.state_dict(), get_random_states(CPU)
     straight = rest(loader)
     resumed = prepared("workers that stay")
     resumed.load_state_dict(state)
