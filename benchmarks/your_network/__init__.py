@@ -7,7 +7,7 @@ question's module prints a table:
     memory     bytes of a device    exact: torch's own DDP and FSDP take a step `without_computing`, as rank 0 of a
                                     group whose other ranks are not there, and `common.memory` counts the storages;
                                     DataParallel is the emulation of `common.small.data_parallel`
-    predict    operators and bytes  counted: `count`, in a step `without_computing`, finds the `costs`
+    predict    operators and bytes  counted: `count`, in a step `without_computing`, finds the costs
                seconds of a step    by a formula: `scaling` and `all_reduce`, of these costs and the published
                                     figures in `presets`
     measure    seconds of a step    measured: ranks train the network in turns (`benchmarks.harness.paired`)

@@ -7,8 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.your_network.costs import Gradient, NetworkCosts
 from benchmarks.your_network.errors import StepFailed, failing_as
+from benchmarks.your_network.scaling import Gradient, NetworkCosts
 from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, trainable, use_foreach
 from benchmarks.your_network.without_computing import makes_view, without_computing
 

@@ -4,10 +4,9 @@ import argparse
 from dataclasses import dataclass, replace
 
 from benchmarks.your_network import presets, scaling
-from benchmarks.your_network.costs import NetworkCosts
 from benchmarks.your_network.count import count
 from benchmarks.your_network.formats import milliseconds, short
-from benchmarks.your_network.scaling import Setup
+from benchmarks.your_network.scaling import NetworkCosts, Setup
 from benchmarks.your_network.spec import load
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

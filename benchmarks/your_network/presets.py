@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from benchmarks.your_network.all_reduce import Cluster, Link
-from benchmarks.your_network.costs import NetworkCosts
-from benchmarks.your_network.scaling import Setup, fill_buckets
+from benchmarks.your_network.scaling import NetworkCosts, Setup, fill_buckets
 
 # Latencies and bandwidths are NCCL's: src/graph/tuning.cc of version 2.8 (hwLat of a ring, protocol Simple), and
 # src/graph/topo.h (SM60_NVLINK_BW to SM100_NVLINK_BW, PCI_BW, NET_BW).

@@ -13,11 +13,11 @@ from torch.torch_version import TorchVersion
 
 from benchmarks.your_network import presets
 from benchmarks.your_network.all_reduce import START_SECONDS, Cluster, Link, seconds_of_all_reduce
-from benchmarks.your_network.costs import Gradient
 from benchmarks.your_network.scaling import (
     LARGEST_GLOBAL_BATCH,
     PAYING_EFFICIENCY,
     Bucket,
+    Gradient,
     Setup,
     expected_maximum,
     fill_buckets,
