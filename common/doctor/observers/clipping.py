@@ -1,5 +1,6 @@
 """Clipping: the gradients that are clipped while the scale of a GradScaler multiplies them."""
 
+import inspect
 import weakref
 from typing import Any, Literal
 
@@ -8,13 +9,16 @@ from torch.amp import GradScaler
 
 from common.doctor.observers.recorder import Recorder
 
+SCALER_PARAMETERS = inspect.signature(GradScaler.__init__)
+
 
 class ClippingObserver:
     """The clippings of a script.
 
-    scale  backward  unscale_         clip  right
-    scale  backward                   clip  wrong
-    scale  backward  unscale_  scale  clip  right: another scaler may have multiplied other gradients
+    scale  backward  unscale_               clip  right
+    scale  backward                         clip  wrong
+    scale  backward  unscale_  scale        clip  right: another scaler may have multiplied other gradients
+    scale  backward  step  scale  backward  clip  wrong: a step divides too, but its end begins the next gradients
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -27,13 +31,14 @@ class ClippingObserver:
         self._recorder.wrap(GradScaler, "__init__", after=self.after_init)
         self._recorder.wrap(GradScaler, "scale", after=self.after_scale)
         self._recorder.wrap(GradScaler, "unscale_", before=self.before_division)
-        self._recorder.wrap(GradScaler, "step", before=self.before_step)
+        self._recorder.wrap(GradScaler, "step", after=self.after_step)
         self._recorder.wrap(torch.nn.utils, "clip_grad_norm_", before=self.before_clipping)
         self._recorder.wrap(torch.nn.utils, "clip_grad_value_", before=self.before_clipping)
 
-    def after_init(self, _: None, scaler: GradScaler, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
+    def after_init(self, _: None, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+        given = SCALER_PARAMETERS.bind(scaler, *args, **kwargs).arguments
         # Without a GPU torch disables a scaler for CUDA, but the mistake is the same: so what the script asked counts.
-        if enabled:
+        if given.get("enabled", True):
             self._enabled.add(scaler)
 
     def after_scale(self, _: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
@@ -44,7 +49,7 @@ class ClippingObserver:
         if scaler in self._enabled:
             self._gradients = "divided"
 
-    def before_step(self, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+    def after_step(self, _: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
         if scaler in self._enabled:
             self._gradients = "unchanged"
 
