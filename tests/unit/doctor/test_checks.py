@@ -317,9 +317,11 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
 
 def test_the_headline_adds_up_the_different_batches_of_the_ranks():
     even, odd = [0, 2, 4, 6], [1, 3, 5, 7]
-    for of_ranks, total in (([even, odd], "2 x 2 = 4"), ([even, even], "1 x 2 = 2"), ([even, even, odd], "2 x 2 = 4")):
+    alike = "2 samples, of the same numbers on each rank"  # which may be those of other data
+    total = "2 x 2 = 4 samples"
+    for of_ranks, expected in (([even, odd], total), ([even, even], alike), ([even, even, odd], total)):
         records = [Record(rank, epochs=[epoch_of(read, batch_size=2)]) for rank, read in enumerate(of_ranks)]
-        assert f", batches of {total} samples, in" in report.summary("train.py", records, 3)
+        assert f", batches of {expected}, in" in report.summary("train.py", records, 3)
     assert ": 1 optimizer step, in" in report.summary("train.py", [Record(0, steps=[Step([0.1], 1)])], 3)
 
 
