@@ -24,7 +24,7 @@ class ClippingObserver:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._enabled: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-        # What enabled scalers have done to the gradients since the last step.
+        # What scalers have done to the gradients since the last step.
         self._gradients: Literal["unchanged", "multiplied", "divided"] = "unchanged"
 
     def install(self) -> None:
@@ -45,13 +45,11 @@ class ClippingObserver:
         if scaler in self._enabled and self._gradients == "unchanged":
             self._gradients = "multiplied"
 
-    def before_division(self, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-        if scaler in self._enabled:
-            self._gradients = "divided"
+    def before_division(self, *args: Any, **kwargs: Any) -> None:
+        self._gradients = "divided"
 
-    def after_step(self, _: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-        if scaler in self._enabled:
-            self._gradients = "unchanged"
+    def after_step(self, *args: Any, **kwargs: Any) -> None:
+        self._gradients = "unchanged"
 
     def before_clipping(self, *args: Any, **kwargs: Any) -> None:
         self._recorder.record.clippings.append(self._gradients == "multiplied")
