@@ -54,8 +54,9 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     repeated = sum(ranks > 1 for ranks in readers.values())
     unread = numbers - readers.keys()
-    others = [epoch for evaluated in of_ranks for epoch in evaluated if epoch.size == len(whole)]
-    dropped = unread - _left_for(others, unread)
+    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.size == len(whole)]
+    of_the_rest = [samples for samples in others if samples <= unread]  # evaluations that read nothing else
+    dropped = unread.difference(*of_the_rest)
     were_dropped = 0 < len(dropped) <= last_batches
     if not repeated and not were_dropped:
         return Right()
@@ -64,12 +65,3 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
     )
-
-
-def _left_for(others: list[Epoch], unread: set[int]) -> set[int]:
-    """The samples that other evaluations read, if they read nothing else: 4 and 5 in the fourth line of the table."""
-    left: set[int] = set()
-    for other in others:
-        if unread.issuperset(other.samples):
-            left.update(other.samples)
-    return left

@@ -36,15 +36,7 @@ class Reading:
 
 
 class LoaderObserver:
-    """The epochs of a script over its DataLoaders.
-
-    For each batch of a DataLoader without workers these are called, one after the other:
-
-        before_batch   the states of the random generators are noted
-        after_indices  the numbers of the batch are put into `asked`
-        after_batch    the numbers move from `asked` to a new Batch
-        batch_in_use   the networks' observer asks for this Batch after each forward
-    """
+    """The epochs of a script over its DataLoaders."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -56,6 +48,7 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
         # An iterator that keeps its workers is reset for another epoch.
         self._recorder.wrap(_BaseDataLoaderIter, "_reset", after=self.after_start)
+        # Without workers each batch calls before_batch, after_indices, and after_batch, which makes a Batch of both.
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 

@@ -181,9 +181,7 @@ MISTAKES = {
 # What looks like a mistake and is none.
 HARMLESS = {
     "stream shared out": Ailment(
-        {
-            LOADER: "DataLoader(Stream(train_set, range(rank, 256, world)), BATCH_SIZE)",
-        },
+        {LOADER: "DataLoader(Stream(train_set, range(rank, 256, world)), BATCH_SIZE)"},
         said="the samples have no numbers",
     ),
     "batches cut by the script": Ailment(

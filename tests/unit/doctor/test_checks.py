@@ -154,23 +154,6 @@ def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
     assert data_sets.check_data_sets(records) == Right()
 
 
-SPLIT = shuffled(5)[:40]  # the part of a data set that random_split has chosen
-
-
-@pytest.mark.parametrize(
-    "order, numbers, kind",
-    [
-        (SPLIT, range(1000), Finding),
-        (SPLIT[::2], SPLIT, NotExamined),
-        ([*range(1, 41, 2), 0], range(41), NotExamined),  # filled up
-    ],
-)
-def test_epochs_are_alike_by_mistake_if_they_are_shuffled(order, numbers, kind):
-    epoch = epoch_of(order)
-    epoch.numbers = numbers
-    assert isinstance(samples.check_orders([Record(0, epochs=[epoch, epoch])]), kind)
-
-
 @pytest.mark.parametrize("forwards", [[], [2, 2], [0]])
 def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it(forwards):
     records = [Record(rank, epochs=[epoch_of(shuffled(0))]) for rank in range(2)]
