@@ -7,17 +7,8 @@ import torch
 
 from common.doctor import checks, report
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import (
-    data_sets,
-    end,
-    evaluations,
-    files,
-    optimizers,
-    random_numbers,
-    replicas,
-    samples,
-    steps,
-)
+from common.doctor.checks import data_sets, end, evaluations, files, optimizers, replicas, samples, steps
+from common.doctor.checks.random_numbers import check_draws
 from common.doctor.observers.generators import note_draws
 from common.doctor.record import Batch, Call, End, Epoch, Network, Record, Save, Step
 
@@ -218,7 +209,7 @@ def test_the_first_draws_of_each_source_are_recorded():
 @pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Right)])
 def test_no_two_ranks_draw_alike(of_ranks, kind):
     records = [Record(rank, draws={("batches", "torch"): [state]}) for rank, state in enumerate(of_ranks)]
-    assert isinstance(random_numbers.check_draws(records), kind)
+    assert isinstance(check_draws(records), kind)
 
 
 @pytest.mark.parametrize(
@@ -306,6 +297,13 @@ def test_the_headline_adds_up_the_different_batches_of_the_ranks():
         records = [Record(rank, epochs=[epoch_of(read, batch_size=2)]) for rank, read in enumerate(of_ranks)]
         assert f", batches of {expected}, in" in report.summary("train.py", records, 3)
     assert ": 1 optimizer step, in" in report.summary("train.py", [Record(0, steps=[Step([0.1], 1)])], 3)
+
+
+def test_a_check_that_fails_leaves_the_answers_of_the_others(monkeypatch):
+    monkeypatch.setitem(checks.CHECKS, "files", lambda records: records[44])
+    answers = checks.ask_all([Record(0), Record(1)], patience=60)
+    assert answers["files"].reason == "the check failed: IndexError: list index out of range"
+    assert answers.keys() == {"end of the script", *checks.CHECKS}
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():
