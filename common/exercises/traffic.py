@@ -38,7 +38,6 @@ class Message:
         self._finish = finish  # called with this message by each wait
 
     def begin(self) -> None:
-        """Call torch's function."""
         if self.sent is not None:
             now = self.arguments["tensor"].detach()
             self.was_changed = not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)

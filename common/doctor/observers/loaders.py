@@ -36,8 +36,6 @@ class Reading:
 
 
 class LoaderObserver:
-    """The epochs of a script over its DataLoaders."""
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._record = recorder.record
@@ -53,11 +51,9 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
     def batch_in_use(self) -> Batch | None:
-        """The batch that a forward is with, if it is with one.
+        """The batch that a forward is with: the newest one, while its loader is read.
 
-        the loader      the forward is with
-        is read         its newest batch
-        was read        none, or with an only batch that no forward was with, as of `next(iter(loader))`
+        Afterwards there is none, but for the first forward with an only batch, as of `next(iter(loader))`.
         """
         if self._newest is None:
             return None
