@@ -49,7 +49,7 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     last_batches = sum(epoch.batches[-1].size for epoch in epochs)
     numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
     whole = range(epochs[0].size)
-    if len(whole) - len(numbers) <= last_batches:  # the script may have cut the parts, and dropped what was left over
+    if len(whole) - len(numbers) < last_batches:  # the script may have cut the parts, and dropped what was left over
         numbers.update(whole)
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     repeated = sum(ranks > 1 for ranks in readers.values())

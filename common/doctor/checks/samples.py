@@ -30,7 +30,7 @@ def check_training_samples(records: list[Record]) -> Answer:
         return NotExamined("on the mesh of the network, ranks may have the same samples")
     of_ranks = across_ranks(record.training_epochs for record in records)
     answers = [_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
-    return overall(answers, "no DataLoader was read beside the training on all ranks")
+    return overall(answers, "no DataLoader was read during training on all ranks")
 
 
 def are_dealt_out(epochs: tuple[Epoch, ...]) -> bool:
