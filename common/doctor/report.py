@@ -24,8 +24,10 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     if epochs and all(epoch.samples for epoch in epochs[0]):
         batches = {tuple(epoch.batches[0].samples) for epoch in epochs[0]}
         size = len(epochs[0][0].batches[0].samples)
-        # Ranks of a mesh may read the same batch, or a script cuts each rank's share out of it.
-        parts.append(f"batches of {len(batches)} x {size} = {len(batches) * size} samples")
+        if len(batches) == 1:  # a script may cut each rank's share out, or number data of each rank's own alike
+            parts.append(f"batches of {size} samples, of the same numbers on each rank")
+        else:  # on a mesh, ranks may read the same batch
+            parts.append(f"batches of {len(batches)} x {size} = {len(batches) * size} samples")
     group = first.backend or "no process group"
     return f"{script} on {len(records)} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
 

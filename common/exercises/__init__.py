@@ -65,6 +65,5 @@ def title(name: str) -> str:
 
 
 def following(name: str) -> str | None:
-    """The next exercise of the climb."""
     number = NAMES.index(name) + 1
     return NAMES[number] if number < len(NAMES) else None

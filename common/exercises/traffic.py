@@ -25,7 +25,7 @@ POINT_TO_POINT = ("isend", "irecv")
 class Message:
     """A call of torch.distributed by a solution, and the handle that the solution gets in place of torch's."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple, kwargs: dict, events: list, delayed: list) -> None:
+    def __init__(self, function: Callable[..., Any], args: tuple, kwargs: dict, finish: Callable) -> None:
         self.name = function.__name__
         self.arguments = inspect.signature(function).bind(*args, **kwargs).arguments
         self.is_async = self.arguments.pop("async_op", False)
@@ -35,24 +35,16 @@ class Message:
         self.was_waited_for = False
         self.work: dist.Work | None = None  # torch's own handle of a send or receive
         self._function = function
-        self._events = events  # these two are lists of the Traffic
-        self._delayed = delayed
+        self._finish = finish  # called with this message by each wait
 
     def begin(self) -> None:
-        """Call torch's function."""
         if self.sent is not None:
             now = self.arguments["tensor"].detach()
             self.was_changed = not torch.allclose(now, self.sent, rtol=0, atol=0, equal_nan=True)
         self.work = self._function(**self.arguments)
 
     def wait(self, *_: Any) -> bool:
-        """Wait for a send or receive, or begin the delayed collectives up to this one."""
-        self._events.append("wait")
-        if not self.was_waited_for and self.work is not None:
-            self.work.wait()
-        self.was_waited_for = True
-        while self in self._delayed:
-            self._delayed.pop(0).begin()
+        self._finish(self)
         return True
 
     def is_completed(self) -> bool:
@@ -106,10 +98,19 @@ class Traffic:
             raise Mistake(f"{message.name} of rank {dist.get_rank()}: {sentence}")
 
     def _new_message(self, function: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Message:
-        message = Message(function, args, kwargs, self.events, self.delayed)
+        message = Message(function, args, kwargs, self._finish)
         self.messages.append(message)
         self.events.append(message.name)
         return message
+
+    def _finish(self, message: Message) -> None:
+        """Wait for a send or receive, or begin the delayed collectives up to this one."""
+        self.events.append("wait")
+        if not message.was_waited_for and message.work is not None:
+            message.work.wait()
+        message.was_waited_for = True
+        while message in self.delayed:
+            self.delayed.pop(0).begin()
 
 
 @contextmanager

@@ -55,7 +55,6 @@ def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
 
 
 def have_same_rates(of_ranks: tuple[Step, ...]) -> bool:
-    """True if all ranks have the same learning rates at a step."""
     return all(step.learning_rates == of_ranks[0].learning_rates for step in of_ranks)
 
 

@@ -1,7 +1,6 @@
 """`Batch.contents`: whether two ranks, or one rank in two epochs, have read the same samples under the same numbers."""
 
 from collections import Counter
-from collections.abc import Sequence
 from itertools import chain
 
 from common.doctor.record import Content, Epoch
@@ -10,14 +9,14 @@ SAME = 0.9  # they have if a tensor agrees at least so often
 Pairs = list[tuple[Content, Content]]  # two contents that were read under one number
 
 
-def read_twice(some: Sequence[Epoch], others: Sequence[Epoch]) -> Pairs:
+def read_twice(some: list[Epoch], others: list[Epoch]) -> Pairs:
     """The contents of the samples that were read both in some epochs and in others."""
     first = _contents_by_number(some)
     second = _contents_by_number(others)
     return [(first[number], second[number]) for number in first.keys() & second.keys()]
 
 
-def _contents_by_number(epochs: Sequence[Epoch]) -> dict[int, Content]:
+def _contents_by_number(epochs: list[Epoch]) -> dict[int, Content]:
     contents: dict[int, Content] = {}
     for epoch in epochs:
         for batch in epoch.batches:

@@ -7,19 +7,19 @@ that are drawn anew at each read prove nothing: so a rank's own later reads are 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import across_ranks
 from common.doctor.checks.contents import Pairs, are_same_samples, read_twice
-from common.doctor.checks.samples import MIN_SAMPLES, check_epoch
+from common.doctor.checks.samples import MIN_SAMPLES, are_dealt_out
 from common.doctor.record import Record
 
 
 def check_data_sets(records: list[Record]) -> Answer:
-    rounds = enumerate(across_ranks(record.training_epochs for record in records))
-    dealt_out = [epochs for number, epochs in rounds if isinstance(check_epoch(number, epochs), Right)]
+    dealt_out = list(filter(are_dealt_out, across_ranks(record.training_epochs for record in records)))
     if not dealt_out:
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
-    loader = dealt_out[0][0].loader  # another one may have another data set
-    by_rank = list(zip(*[epochs for epochs in dealt_out if epochs[0].loader == loader], strict=True))
+    by_rank = []
     by_one_rank: Pairs = []
-    for epochs in by_rank:
+    for own in zip(*dealt_out, strict=True):
+        epochs = [epoch for epoch in own if epoch.loader == own[0].loader]  # another one may have another data set
+        by_rank.append(epochs)
         by_one_rank += read_twice(epochs[:1], epochs[1:])
     first, *others = by_rank
     by_two_ranks = [pair for epochs in others for pair in read_twice(first, epochs)]

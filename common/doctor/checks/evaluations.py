@@ -46,15 +46,17 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
         return NotExamined(WITH_REPLACEMENT)
     if all(set(share) == set(shares[0]) for share in shares):
         return Right()
+    last_batches = sum(epoch.batches[-1].size for epoch in epochs)
     numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
+    whole = range(epochs[0].size)
+    if len(whole) - len(numbers) < last_batches:  # the script may have cut the parts, and dropped what was left over
+        numbers.update(whole)
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     repeated = sum(ranks > 1 for ranks in readers.values())
     unread = numbers - readers.keys()
-    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks)]
+    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.size == len(whole)]
     of_the_rest = [samples for samples in others if samples <= unread]  # evaluations that read nothing else
     dropped = unread.difference(*of_the_rest)
-    # More than the last batches have are left out on purpose.
-    last_batches = sum(epoch.batches[-1].size for epoch in epochs)
     were_dropped = 0 < len(dropped) <= last_batches
     if not repeated and not were_dropped:
         return Right()

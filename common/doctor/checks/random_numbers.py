@@ -1,6 +1,6 @@
 """`Record.draws`: dropout and augmentation draw other random numbers on each rank."""
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
+from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import across_ranks
 from common.doctor.record import Record
 
@@ -8,18 +8,16 @@ from common.doctor.record import Record
 def check_draws(records: list[Record]) -> Answer:
     if any(record.is_split for record in records):
         return NotExamined("on the mesh of the network, ranks may need the same numbers")
-    answers: list[Answer] = []
+    answer: Answer = NotExamined("neither forwards in training nor the reading of batches drew any")
     for source, generator in records[0].draws:
         draws = across_ranks(record.draws.get((source, generator), []) for record in records)
         same = sum(len(set(states)) < len(states) for states in draws)
         if draws and same == len(draws):
-            answers.append(
-                Finding(
-                    f"the first {same} {source} drew the same numbers on two ranks ({generator})",
-                    "seed with seed + rank once the network is built",
-                    pitfall="same_random_numbers",
-                )
+            return Finding(
+                f"the first {same} {source} drew the same numbers on two ranks ({generator})",
+                "seed with seed + rank once the network is built",
+                pitfall="same_random_numbers",
             )
-        elif draws:
-            answers.append(Right())
-    return overall(answers, "neither forwards in training nor the reading of batches drew any")
+        if draws:
+            answer = Right()
+    return answer

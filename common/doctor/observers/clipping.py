@@ -1,5 +1,6 @@
 """Clipping: the gradients that are clipped while the scale of a GradScaler multiplies them."""
 
+import inspect
 import weakref
 from typing import Any, Literal
 
@@ -8,45 +9,47 @@ from torch.amp import GradScaler
 
 from common.doctor.observers.recorder import Recorder
 
+SCALER_PARAMETERS = inspect.signature(GradScaler.__init__)
+
 
 class ClippingObserver:
     """The clippings of a script.
 
-    scale  backward  unscale_         clip  right
-    scale  backward                   clip  wrong
-    scale  backward  unscale_  scale  clip  right: another scaler may have multiplied other gradients
+    scale  backward  unscale_               clip  right
+    scale  backward                         clip  wrong
+    scale  backward  unscale_  scale        clip  right: another scaler may have multiplied other gradients
+    scale  backward  step  scale  backward  clip  wrong: a step divides too, but its end begins the next gradients
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._enabled: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-        # What enabled scalers have done to the gradients since the last step.
+        # What scalers have done to the gradients since the last step.
         self._gradients: Literal["unchanged", "multiplied", "divided"] = "unchanged"
 
     def install(self) -> None:
         self._recorder.wrap(GradScaler, "__init__", after=self.after_init)
         self._recorder.wrap(GradScaler, "scale", after=self.after_scale)
         self._recorder.wrap(GradScaler, "unscale_", before=self.before_division)
-        self._recorder.wrap(GradScaler, "step", before=self.before_step)
+        self._recorder.wrap(GradScaler, "step", after=self.after_step)
         self._recorder.wrap(torch.nn.utils, "clip_grad_norm_", before=self.before_clipping)
         self._recorder.wrap(torch.nn.utils, "clip_grad_value_", before=self.before_clipping)
 
-    def after_init(self, _: None, scaler: GradScaler, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
+    def after_init(self, _: None, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
+        given = SCALER_PARAMETERS.bind(scaler, *args, **kwargs).arguments
         # Without a GPU torch disables a scaler for CUDA, but the mistake is the same: so what the script asked counts.
-        if enabled:
+        if given.get("enabled", True):
             self._enabled.add(scaler)
 
     def after_scale(self, _: Any, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
         if scaler in self._enabled and self._gradients == "unchanged":
             self._gradients = "multiplied"
 
-    def before_division(self, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-        if scaler in self._enabled:
-            self._gradients = "divided"
+    def before_division(self, *args: Any, **kwargs: Any) -> None:
+        self._gradients = "divided"
 
-    def before_step(self, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-        if scaler in self._enabled:
-            self._gradients = "unchanged"
+    def after_step(self, *args: Any, **kwargs: Any) -> None:
+        self._gradients = "unchanged"
 
     def before_clipping(self, *args: Any, **kwargs: Any) -> None:
         self._recorder.record.clippings.append(self._gradients == "multiplied")

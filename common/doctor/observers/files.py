@@ -12,8 +12,6 @@ from common.doctor.record import Save
 
 
 def install(recorder: Recorder) -> None:
-    """Let the recorder note the files that the script saves."""
-
     def before_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)  # else it is an open file
         if isinstance(path, str | os.PathLike):

@@ -29,10 +29,8 @@ def install(recorder: Recorder, script: Path) -> None:
             if len(collectives) <= MAX_WRITES:  # this very call may abort the process
                 recorder.write()
 
-    def before_leaving(*args: Any, **kwargs: Any) -> None:
-        recorder.write()  # the backend is known only while there is a group
-
     for name in ON_ALL_RANKS:
         before = functools.partial(before_collective, name, inspect.signature(getattr(dist, name)))
         recorder.wrap(dist, name, before=before)
-    recorder.wrap(dist, "destroy_process_group", before=before_leaving)
+    # The backend is known only while there is a group.
+    recorder.wrap(dist, "destroy_process_group", before=lambda *_, **__: recorder.write())

@@ -1,8 +1,8 @@
 """DataLoaders: the samples of each epoch."""
 
+import contextlib
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +36,6 @@ class Reading:
 
 
 class LoaderObserver:
-    """The epochs of a script over its DataLoaders."""
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._record = recorder.record
@@ -48,13 +46,14 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
         # An iterator that keeps its workers is reset for another epoch.
         self._recorder.wrap(_BaseDataLoaderIter, "_reset", after=self.after_start)
+        # Without workers each batch calls before_batch, after_indices, and after_batch, which makes a Batch of both.
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
     def batch_in_use(self) -> Batch | None:
         """The batch that a forward is with: the newest one, while its loader is read.
 
-        Later it is only the first forward with a single batch: of `next(iter(loader))`, or of one that was read ahead.
+        Afterwards there is none, but for the first forward with an only batch, as of `next(iter(loader))`.
         """
         if self._newest is None:
             return None
@@ -85,7 +84,7 @@ class LoaderObserver:
         epoch = reading.epoch
         if not epoch.batches and len(self._record.epochs) < MAX_EPOCHS:
             self._record.epochs.append(epoch)
-        samples = _samples(reading.asked.popleft(), iterator._dataset)
+        samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
         found = contents(batch) if reading.fingerprints < MAX_FINGERPRINTS else []
         reading.fingerprints += len(found)
         epoch.batches.append(Batch(samples, found, len(self._record.steps), len(self._record.collectives)))
@@ -97,28 +96,23 @@ class LoaderObserver:
 
 
 def _epoch(loader: DataLoader) -> Epoch:
+    epoch = Epoch(id(loader), size=None)
     dataset: Any = loader.dataset
-    try:
-        numbers, whole = _in_whole(range(len(dataset)), dataset)
-        return Epoch(id(loader), len(whole), numbers)
-    except TypeError:  # an iterable data set
-        return Epoch(id(loader), None)
+    with contextlib.suppress(TypeError):  # an iterable data set has no length
+        epoch.numbers = range(len(dataset))
+        while isinstance(dataset, Subset):
+            epoch.numbers = [int(dataset.indices[number]) for number in epoch.numbers]
+            dataset = dataset.dataset
+        epoch.size = len(dataset)
+    return epoch
 
 
-def _samples(numbers: Any, dataset: Any) -> list[int]:
+def _samples(asked: Any, dataset: Any, epoch: Epoch) -> list[int]:
     """The numbers of a batch in the whole data set; empty where a data set has none."""
-    if not isinstance(numbers, list | tuple):
-        numbers = [numbers]
+    if not isinstance(asked, list | tuple):
+        asked = [asked]
     try:
-        samples = [int(number) for number in numbers]
+        samples = [int(number) for number in asked]
     except (TypeError, ValueError):
         return []
-    return list(_in_whole(samples, dataset)[0])
-
-
-def _in_whole(numbers: Sequence[int], dataset: Any) -> tuple[Sequence[int], Any]:
-    """The same samples by their numbers in the whole data set, of which a `Subset` has a part, and that data set."""
-    while isinstance(dataset, Subset):
-        numbers = [int(dataset.indices[number]) for number in numbers]
-        dataset = dataset.dataset
-    return numbers, dataset
+    return [epoch.numbers[sample] for sample in samples] if isinstance(dataset, Subset) else samples

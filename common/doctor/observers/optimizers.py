@@ -18,8 +18,6 @@ FIRST_STEPS = 16  # the parameters are noted after each of these
 
 
 class OptimizerObserver:
-    """The optimizers of a script."""
-
     def __init__(self, recorder: Recorder, networks: NetworkObserver, last_step: int | None) -> None:
         self._recorder = recorder
         self._record = recorder.record

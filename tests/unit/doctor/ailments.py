@@ -81,11 +81,7 @@ UNUSUAL = UNEVEN | {
 }
 
 MISTAKES = {
-    "no wrapper": Ailment(
-        UNEVEN | {WRAP: "model = net", SCHEDULE: ""},
-        "weights",
-        "forward_through_module",
-    ),
+    "no wrapper": Ailment(UNEVEN | {WRAP: "model = net", SCHEDULE: ""}, "weights", "forward_through_module"),
     "converted after wrapping": Ailment({WRAP: f"{WRAP}.to(torch.float64)"}, "weights", "moved_after_wrapping"),
     "head replaced after the optimizer": Ailment(
         {
@@ -101,15 +97,10 @@ MISTAKES = {
         "optimizer_made_first",
     ),
     "schedule on rank 0": Ailment(
-        UNUSUAL | {SCHEDULE: f"            if rank == 0:\n    {SCHEDULE}"},
-        "learning rates",
-        "schedule_on_rank_0",
+        UNUSUAL | {SCHEDULE: f"            if rank == 0:\n    {SCHEDULE}"}, "learning rates", "schedule_on_rank_0"
     ),
     "schedule too fast": Ailment(
-        {SCHEDULE: 2 * SCHEDULE},
-        "schedule",
-        "schedule_too_fast",
-        "the learning rate is 0 in the last 7 of 16 steps",
+        {SCHEDULE: 2 * SCHEDULE}, "schedule", "schedule_too_fast", "the learning rate is 0 in the last 7 of 16 steps"
     ),
     "accumulation off by one": Ailment(
         {
@@ -181,9 +172,7 @@ MISTAKES = {
 # What looks like a mistake and is none.
 HARMLESS = {
     "stream shared out": Ailment(
-        {
-            LOADER: "DataLoader(Stream(train_set, range(rank, 256, world)), BATCH_SIZE)",
-        },
+        {LOADER: "DataLoader(Stream(train_set, range(rank, 256, world)), BATCH_SIZE)"},
         said="the samples have no numbers",
     ),
     "batches cut by the script": Ailment(

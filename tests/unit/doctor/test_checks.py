@@ -7,17 +7,8 @@ import torch
 
 from common.doctor import checks, report
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import (
-    data_sets,
-    end,
-    evaluations,
-    files,
-    optimizers,
-    random_numbers,
-    replicas,
-    samples,
-    steps,
-)
+from common.doctor.checks import data_sets, end, evaluations, files, optimizers, replicas, samples, steps
+from common.doctor.checks.random_numbers import check_draws
 from common.doctor.observers.generators import note_draws
 from common.doctor.record import Batch, Call, End, Epoch, Network, Record, Save, Step
 
@@ -154,23 +145,6 @@ def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
     assert data_sets.check_data_sets(records) == Right()
 
 
-SPLIT = shuffled(5)[:40]  # the part of a data set that random_split has chosen
-
-
-@pytest.mark.parametrize(
-    "order, numbers, kind",
-    [
-        (SPLIT, range(1000), Finding),
-        (SPLIT[::2], SPLIT, NotExamined),
-        ([*range(1, 41, 2), 0], range(41), NotExamined),  # filled up
-    ],
-)
-def test_epochs_are_alike_by_mistake_if_they_are_shuffled(order, numbers, kind):
-    epoch = epoch_of(order)
-    epoch.numbers = numbers
-    assert isinstance(samples.check_orders([Record(0, epochs=[epoch, epoch])]), kind)
-
-
 @pytest.mark.parametrize("forwards", [[], [2, 2], [0]])
 def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it(forwards):
     records = [Record(rank, epochs=[epoch_of(shuffled(0))]) for rank in range(2)]
@@ -196,9 +170,6 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     records = [Record(0), Record(1)]
     for one, orders in zip(records, (of_rank_0, of_rank_1), strict=True):
         one.epochs = [epoch_of(order, batch_size=1, size=6, trained=False) for order in orders]
-    assert isinstance(evaluations.check_evaluation_samples(records), kind)
-    for epoch in records[0].epochs + records[1].epochs:  # the six samples are a part of more
-        epoch.size = 60
     assert isinstance(evaluations.check_evaluation_samples(records), kind)
     for epoch in records[0].epochs + records[1].epochs:
         epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
@@ -238,7 +209,7 @@ def test_the_first_draws_of_each_source_are_recorded():
 @pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Right)])
 def test_no_two_ranks_draw_alike(of_ranks, kind):
     records = [Record(rank, draws={("batches", "torch"): [state]}) for rank, state in enumerate(of_ranks)]
-    assert isinstance(random_numbers.check_draws(records), kind)
+    assert isinstance(check_draws(records), kind)
 
 
 @pytest.mark.parametrize(
@@ -320,10 +291,19 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
 
 def test_the_headline_adds_up_the_different_batches_of_the_ranks():
     even, odd = [0, 2, 4, 6], [1, 3, 5, 7]
-    for of_ranks, total in (([even, odd], "2 x 2 = 4"), ([even, even], "1 x 2 = 2"), ([even, even, odd], "2 x 2 = 4")):
+    alike = "2 samples, of the same numbers on each rank"  # which may be those of other data
+    total = "2 x 2 = 4 samples"
+    for of_ranks, expected in (([even, odd], total), ([even, even], alike), ([even, even, odd], total)):
         records = [Record(rank, epochs=[epoch_of(read, batch_size=2)]) for rank, read in enumerate(of_ranks)]
-        assert f", batches of {total} samples, in" in report.summary("train.py", records, 3)
+        assert f", batches of {expected}, in" in report.summary("train.py", records, 3)
     assert ": 1 optimizer step, in" in report.summary("train.py", [Record(0, steps=[Step([0.1], 1)])], 3)
+
+
+def test_a_check_that_fails_leaves_the_answers_of_the_others(monkeypatch):
+    monkeypatch.setitem(checks.CHECKS, "files", lambda records: records[44])
+    answers = checks.ask_all([Record(0), Record(1)], patience=60)
+    assert answers["files"].reason == "the check failed: IndexError: list index out of range"
+    assert answers.keys() == {"end of the script", *checks.CHECKS}
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():

@@ -33,7 +33,9 @@ def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answ
     records = [record.read(folder / f"rank{rank}" / record.FILE) for rank in range(2)]
     assert not any(one.observer_errors for one in records)
     answers = checks.ask_all(records, patience=60)
-    return answers, unwrapped("\n".join(report.lines(answers, records)))
+    text = unwrapped("\n".join(report.lines(answers, records)))
+    assert "the check failed" not in text
+    return answers, text
 
 
 def run_watched(folder: Path, script: Path, flags: tuple) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -12,14 +13,24 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset
 
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import optimizers, steps
+from common.doctor.checks import evaluations, optimizers, samples, steps
 from common.doctor.observers import files
 from common.doctor.observers.clipping import ClippingObserver
 from common.doctor.observers.contents import contents
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
+from common.doctor.observers.recorder import Recorder
 from common.doctor.record import FILE, Record, read, write
+
+
+@pytest.fixture
+def recorder(monkeypatch, tmp_path):
+    """A recorder whose wrappers are taken off after the test."""
+    monkeypatch.setattr("common.doctor.observers.recorder.setattr", monkeypatch.setattr, raising=False)
+    recorder = Recorder(tmp_path / FILE, rank=0)
+    yield recorder
+    assert recorder.record.observer_errors == []
 
 
 def test_a_text_is_the_same_however_far_it_is_filled_up():
@@ -33,14 +44,13 @@ def test_an_empty_batch_has_no_samples():
     assert contents({"x": torch.zeros(0, 3), "y": torch.zeros(0)}) == []
 
 
-def test_files_of_one_name_in_two_folders_are_two(tmp_path):
-    watched = []
-    recorder = SimpleNamespace(record=Record(rank=0), wrap=lambda *_, before: watched.append(before))
+def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
     files.install(recorder)
-    [before_save] = watched
-    for folder in ("a", "b"):
-        before_save({}, tmp_path / folder / "last.pt")
-    assert [save.path for save in recorder.record.saves] == [str(tmp_path / name / "last.pt") for name in "ab"]
+    paths = [tmp_path / folder / "last.pt" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        torch.save({}, path)
+    assert [save.path for save in recorder.record.saves] == list(map(str, paths))
 
 
 @pytest.mark.parametrize("rate", [None, float("nan")])
@@ -69,45 +79,79 @@ def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_la
 @pytest.mark.parametrize(
     "calls, enabled, kind",
     [
-        pytest.param("scale unscale_", True, Right, id="divided before"),
-        pytest.param("scale", True, Finding, id="not divided"),
-        pytest.param("scale step", True, Right, id="of the step before"),
-        pytest.param("scale", False, Right, id="never multiplied"),
-        pytest.param("scale scale_of_other unscale_", True, Right, id="the loss of another scaler is scaled too"),
-        pytest.param("scale unscale_ scale_of_other", True, Right, id="and it is scaled last"),
+        pytest.param("scale unscale_ clip step", True, Right, id="divided before"),
+        pytest.param("scale clip step", True, Finding, id="not divided"),
+        pytest.param("scale step update scale clip", True, Finding, id="not divided after a step"),
+        pytest.param("scale clip step", False, Right, id="never multiplied"),
+        pytest.param("scale unscale_ scale_of_other clip", True, Right, id="the loss of another scaler is scaled last"),
     ],
 )
-def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind):
-    recorder = SimpleNamespace(record=Record(rank=0))
-    observer = ClippingObserver(recorder)
-    scalers = [torch.amp.GradScaler("cpu") for _ in range(2)]
-    for scaler in scalers:
-        observer.after_init(None, scaler, "cpu", enabled=enabled)
+def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder):
+    ClippingObserver(recorder).install()
+    scaler, other = (torch.amp.GradScaler("cpu", 65536.0, 2.0, 0.5, 2000, enabled) for _ in range(2))
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    do = {
+        "scale": lambda: scaler.scale(weight.sum()).backward(),
+        "scale_of_other": lambda: other.scale(torch.ones(1)),
+        "unscale_": lambda: scaler.unscale_(optimizer),
+        "clip": lambda: nn.utils.clip_grad_norm_([weight], 1.0),
+        "step": lambda: scaler.step(optimizer),
+        "update": scaler.update,
+    }
     for call in calls.split():
-        if call.startswith("scale"):
-            observer.after_scale(None, scalers[call == "scale_of_other"], torch.ones(1))
-        elif call == "step":
-            observer.before_step(scalers[0])
-        else:
-            observer.before_division(scalers[0])
-    observer.before_clipping()
+        do[call]()
     assert isinstance(steps.check_clipping([recorder.record]), kind)
 
 
+class WithoutLength:
+    def __getitem__(self, number):
+        return number
+
+
+@pytest.mark.parametrize(
+    "dataset, order, kind",
+    [
+        (range(40), range(39, -1, -1), Finding),
+        (WithoutLength(), range(39, -1, -1), Finding),
+        (defaultdict(int), range(39, -1, -1), Finding),  # the order goes beyond the length, which is 0 at first
+        (Subset(range(40), range(39, -1, -1)), range(30), NotExamined),  # as random_split has made it
+        (range(41), [*range(1, 41, 2), 0], NotExamined),  # filled up
+    ],
+)
+def test_epochs_are_alike_by_mistake_if_they_are_shuffled(dataset, order, kind, recorder):
+    LoaderObserver(recorder).install()
+    loader = DataLoader(dataset, 4, sampler=order)
+    for _ in range(2):
+        list(loader)
+    for epoch in recorder.record.epochs:
+        epoch.batches[0].forwards.append(4)
+    assert isinstance(samples.check_orders([recorder.record]), kind)
+
+
+@pytest.mark.parametrize("size, batch_size, kind", [(65, 8, Finding), (128, 32, Right)])
+def test_a_sample_in_no_part_is_never_evaluated_unless_a_half_is_left_out(size, batch_size, kind, recorder):
+    LoaderObserver(recorder).install()
+    records = []
+    for rank in range(2):
+        list(DataLoader(Subset(range(size), range(32 * rank, 32 * rank + 32)), batch_size))
+        epoch = recorder.record.epochs[rank]
+        epoch.batches[0].evaluated = True
+        records.append(Record(rank, epochs=[epoch]))
+    assert isinstance(evaluations.check_evaluation_samples(records), kind)
+
+
 @pytest.mark.parametrize("batch_size, is_only_one", [(2, False), (6, True)])
-def test_a_forward_is_with_the_newest_batch_until_its_loader_has_been_read(batch_size, is_only_one):
-    observer = LoaderObserver(SimpleNamespace(record=Record(rank=0)))
-    loader = DataLoader(Subset(range(10), range(4, 10)), batch_size)
-    iterator = iter(loader)
-    observer.after_start(None, iterator, loader)
-    for indices in loader.batch_sampler:
-        observer.after_indices(indices, iterator)
-        observer.before_batch(iterator)
-        observer.after_batch(torch.zeros(len(indices)), iterator)
+def test_a_forward_is_with_the_newest_batch_until_its_loader_has_been_read(batch_size, is_only_one, recorder):
+    observer = LoaderObserver(recorder)
+    observer.install()
+    iterator = iter(DataLoader(Subset(range(10), range(4, 10)), batch_size))
+    for _ in range(6 // batch_size):
+        next(iterator)
     assert observer.batch_in_use().samples[-1] == 9
     del iterator  # `break`, or the end
     assert (observer.batch_in_use() is not None) == is_only_one
-    observer._record.epochs[0].batches[-1].evaluated = True
+    recorder.record.epochs[0].batches[-1].evaluated = True
     assert observer.batch_in_use() is None
 
 
