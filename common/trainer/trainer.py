@@ -452,7 +452,8 @@ class Trainer:
         progress.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
         if is_whole or self.control.should_epoch_stop:
-            progress.go_to_next_epoch()
+            progress.epoch += 1
+            progress.batches = 0
         self._log_evaluate_save()
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
@@ -527,7 +528,7 @@ class Trainer:
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-        The first of these that holds says how the run goes on:
+        `Plan.goes_on_in_place` says where that is. The first of these that holds says how the loader gets there:
 
         - In the very place that was saved, with a prepared loader: the loader goes on, with the saved random states.
         - Between two epochs: the loader begins a pass, with the saved random states.
@@ -537,13 +538,13 @@ class Trainer:
         saved, progress = run_on_all_ranks(lambda: checkpoint.read_progress(folder))
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
-        is_saved_place = self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
-        loader_goes_on = is_saved_place and loading.is_prepared(self.train_dataloader)
+        self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
+        is_in_place = self.plan.goes_on_in_place(progress)
+        loader_goes_on = is_in_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
-        if not (is_saved_place and self.progress.epoch_ended):
-            # Only an epoch that has ended within a window leaves its gradients to the next step.
+        if not is_in_place:
             self.model_wrapped.zero_grad()
         batches_done = self.progress.batches
         if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:
