@@ -48,13 +48,13 @@ class Plan:
     def goes_on_in_place(self, saved: dict[str, Any]) -> bool:
         """True if a run can go on in the very place where `saved`, the state of a Progress, was made.
 
-            saved                             goes on at                      gradients and their losses
-            at a step's end                   that place                      there are none
-            at an epoch's end or cut          the next epoch's beginning      an incomplete window's are kept
-            where it was stopped in a step    the beginning of that step      dropped
-            with another order of samples     the end of as many whole steps  dropped
+            saved                               the run goes on at               gradients and their losses
+            at a step's end                     that place                       are none
+            where an epoch ended or was cut     the next epoch's beginning       of an incomplete window are kept
+            where it was stopped in a step      the beginning of that step       are dropped
+            with another order of samples       the end of as many whole steps   are dropped
 
-        The first two are in place. The random states are the saved ones in all four.
+        The first two are in place. All take the saved random states, so the third draws other numbers in its step.
         """
         return saved["order"] == self.order_settings and self.ends_step(saved["position"]["batches"])
 
@@ -152,9 +152,9 @@ class LossLog:
 
     def state_dict(self, accelerator: Accelerator) -> dict[str, Any]:
         """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device."""
+        own = torch.stack([self.since_log, self.of_done_steps])
         return {
-            "since_log": accelerator.gather(self.since_log).reshape(-1).tolist(),
-            "of_done_steps": accelerator.gather(self.of_done_steps).reshape(-1).tolist(),
+            "of_ranks": accelerator.gather(own).reshape(-1, 2).tolist(),
             "total": self.total,
             "logged_step": self.logged_step,
             "learning_rate": float(self.learning_rate),
@@ -167,17 +167,12 @@ class LossLog:
         self.logged_step = saved["logged_step"]
         self.learning_rate = saved["learning_rate"]
         self.grad_norm = saved["grad_norm"]
-        self.of_done_steps = self._of_this_rank(saved["of_done_steps"], accelerator)
-        self.since_log = self.of_done_steps
-        if keeps_gradients:
-            self.since_log = self._of_this_rank(saved["since_log"], accelerator)
-
-    def _of_this_rank(self, losses: list[float], accelerator: Accelerator) -> Tensor:
-        if len(losses) == accelerator.num_processes:
-            own = losses[accelerator.process_index]
-        else:
-            own = sum(losses) / len(losses)
-        return torch.full_like(self.since_log, own)
+        of_ranks = torch.tensor(saved["of_ranks"], device=self.since_log.device)
+        own = of_ranks.mean(0)  # for a rank of another number of ranks
+        if len(of_ranks) == accelerator.num_processes:
+            own = of_ranks[accelerator.process_index]
+        self.of_done_steps = own[1]
+        self.since_log = own[0] if keeps_gradients else own[1]
 
 
 class Progress:
@@ -199,10 +194,8 @@ class Progress:
         self.saved_steps: list[int] = []
 
     def state_dict(self, plan: Plan, accelerator: Accelerator, epoch_is_cut_short: bool) -> dict[str, Any]:
-        """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device.
-
-        If a callback cuts the epoch short, nothing of it is left to train on.
-        """
+        """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device."""
+        # Nothing is left to train on in an epoch that a callback cuts short.
         is_done = epoch_is_cut_short and not self.epoch_ended
         batches = plan.batches_per_epoch if is_done else self.batches
         return {
@@ -214,17 +207,16 @@ class Progress:
 
     def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> None:
         """Go on from what `state_dict` returned after so many steps, where `Plan.goes_on_in_place` says."""
-        in_place = plan.goes_on_in_place(saved)
         position = saved["position"]
         if saved["order"] == plan.order_settings:
             self.epoch = position["epoch"]
             self.batches = position["batches"]
-            if not in_place:
+            if not plan.ends_step(self.batches):
                 self.batches -= self.batches % plan.accumulation
         else:
             # All epochs are taken to be whole ones, as in `transformers`.
             self.epoch, steps_in_epoch = divmod(steps, plan.steps_per_epoch)
             self.batches = steps_in_epoch * plan.accumulation
         self.epoch_ended = position["epoch_ended"]
-        self.loss_log.load_state_dict(saved["loss_log"], accelerator, keeps_gradients=in_place)
+        self.loss_log.load_state_dict(saved["loss_log"], accelerator, keeps_gradients=plan.goes_on_in_place(saved))
         self.saved_steps = saved["saved_steps"]
