@@ -63,10 +63,7 @@ def get_last_checkpoint(output_dir: str) -> str | None:
 
 
 def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | bool | None) -> str | None:
-    """The checkpoint `wanted`, verified; True is the newest in `output_dir` that is whole. All ranks must call this.
-
-    `load_state` verifies it again, but `read_progress` comes before that.
-    """
+    """The checkpoint `wanted`, verified; True is the newest in `output_dir` that is whole. All ranks must call this."""
     if not wanted:
         return None
     if wanted is True:

@@ -45,6 +45,19 @@ class Plan:
         """True if an optimizer step follows the last of so many batches of an epoch."""
         return batches_done % self.accumulation == 0 or batches_done == self.batches_per_epoch
 
+    def goes_on_in_place(self, saved: dict[str, Any]) -> bool:
+        """True if a run can go on in the very place where `saved`, the state of a Progress, was made.
+
+            saved                               the run goes on at               gradients and their losses
+            at a step's end                     that place                       are none
+            where an epoch ended or was cut     the next epoch's beginning       of an incomplete window are kept
+            where it was stopped in a step      the beginning of that step       are dropped
+            with another order of samples       the end of as many whole steps   are dropped
+
+        The first two are in place. All take the saved random states, so the third draws other numbers in its step.
+        """
+        return saved["order"] == self.order_settings and self.ends_step(saved["position"]["batches"])
+
 
 def make_plan(args: TrainingArguments, loader: Any, num_processes: int) -> Plan:
     """A training on this rank's `loader`, as long as `transformers` would make it."""
@@ -87,13 +100,13 @@ class LossLog:
 
         after                 micro-batch 1   step 1   its log   micro-batch 3   step 2   its log
         since_log             1.0             2.5      0.0       2.0             2.5      0.0
-        to_save               0.0             2.5      0.0       0.0             2.5      0.0
+        of_done_steps         0.0             2.5      0.0       0.0             2.5      0.0
         total                 0.0             0.0      2.5       2.5             2.5      5.0
         logged_step           0               0        1         1               1        2
 
     Attributes:
         since_log: the sum of the shares since the last log. It is a float32 tensor on the device, as in `transformers`.
-        to_save: this sum without the step under way, which a resumed run trains again. A checkpoint holds it.
+        of_done_steps: this sum without the losses whose gradients no optimizer step has used yet.
         total: the sum of all logged losses, which are means over the ranks.
         logged_step: the step at which losses were last logged.
         learning_rate, grad_norm: of the last step. The norm is a tensor on the device.
@@ -101,7 +114,7 @@ class LossLog:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.since_log = torch.tensor(0.0, device=device)
-        self.to_save = self.since_log
+        self.of_done_steps = self.since_log
         self.total = 0.0
         self.logged_step = 0
         self.learning_rate = 0.0
@@ -117,12 +130,12 @@ class LossLog:
             mean = self.since_log / (1 + step - self.logged_step)
             is_finite = loss.abs() < float("inf")  # no comparison holds for NaN
             loss = torch.where(is_finite, loss, mean)
-        # A new tensor, because `to_save` may be the old one; in float32, whatever the model computes in.
+        # A new tensor, because `of_done_steps` may be the old one; in float32, whatever the model computes in.
         self.since_log = (self.since_log + loss).to(torch.float32)
 
     def end_step(self, learning_rate: float, grad_norm: Tensor | float) -> None:
         """All micro-batches of a step have been added, and the optimizer has used these."""
-        self.to_save = self.since_log
+        self.of_done_steps = self.since_log
         self.learning_rate = learning_rate
         self.grad_norm = grad_norm
 
@@ -134,32 +147,32 @@ class LossLog:
         self.logged_step = step
         # A sum that is not finite stays so, as in `transformers`: without the replacement every later log shows it too.
         self.since_log = self.since_log - self.since_log
-        self.to_save = self.since_log
+        self.of_done_steps = self.since_log
         return loss / num_steps
 
     def state_dict(self, accelerator: Accelerator) -> dict[str, Any]:
         """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device."""
+        own = torch.stack([self.since_log, self.of_done_steps])
         return {
-            "of_ranks": accelerator.gather(self.to_save).reshape(-1).tolist(),
+            "of_ranks": accelerator.gather(own).reshape(-1, 2).tolist(),
             "total": self.total,
             "logged_step": self.logged_step,
             "learning_rate": float(self.learning_rate),
             "grad_norm": float(self.grad_norm),
         }
 
-    def load_state_dict(self, saved: dict[str, Any], accelerator: Accelerator) -> None:
-        """Go on where the run stood that saved this."""
+    def load_state_dict(self, saved: dict[str, Any], accelerator: Accelerator, keeps_gradients: bool) -> None:
+        """Go on from what `state_dict` returned, with the losses of gradients that are kept, or without them."""
         self.total = saved["total"]
         self.logged_step = saved["logged_step"]
         self.learning_rate = saved["learning_rate"]
         self.grad_norm = saved["grad_norm"]
-        losses = saved["of_ranks"]
-        if len(losses) == accelerator.num_processes:
-            own = losses[accelerator.process_index]
-        else:
-            own = sum(losses) / len(losses)
-        self.since_log = torch.full_like(self.since_log, own)
-        self.to_save = self.since_log
+        of_ranks = torch.tensor(saved["of_ranks"], device=self.since_log.device)
+        own = of_ranks.mean(0)  # for a rank of another number of ranks
+        if len(of_ranks) == accelerator.num_processes:
+            own = of_ranks[accelerator.process_index]
+        self.of_done_steps = own[1]
+        self.since_log = own[0] if keeps_gradients else own[1]
 
 
 class Progress:
@@ -180,17 +193,9 @@ class Progress:
         self.loss_log = LossLog(device)
         self.saved_steps: list[int] = []
 
-    def go_to_next_epoch(self) -> None:
-        """Nothing of this epoch is left to train on. If its last window was incomplete, the next step includes it."""
-        self.epoch += 1
-        self.batches = 0
-        self.loss_log.to_save = self.loss_log.since_log
-
     def state_dict(self, plan: Plan, accelerator: Accelerator, epoch_is_cut_short: bool) -> dict[str, Any]:
-        """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device.
-
-        If a callback cuts the epoch short, nothing of it is left to train on.
-        """
+        """The content for a checkpoint, as JSON. All ranks must call this; it waits for the device."""
+        # Nothing is left to train on in an epoch that a callback cuts short.
         is_done = epoch_is_cut_short and not self.epoch_ended
         batches = plan.batches_per_epoch if is_done else self.batches
         return {
@@ -200,8 +205,8 @@ class Progress:
             "saved_steps": self.saved_steps,
         }
 
-    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> bool:
-        """Go on from what `state_dict` returned, or from the beginning of its step; True if in the very place."""
+    def load_state_dict(self, saved: dict[str, Any], steps: int, plan: Plan, accelerator: Accelerator) -> None:
+        """Go on from what `state_dict` returned after so many steps, where `Plan.goes_on_in_place` says."""
         position = saved["position"]
         if saved["order"] == plan.order_settings:
             self.epoch = position["epoch"]
@@ -213,6 +218,5 @@ class Progress:
             self.epoch, steps_in_epoch = divmod(steps, plan.steps_per_epoch)
             self.batches = steps_in_epoch * plan.accumulation
         self.epoch_ended = position["epoch_ended"]
-        self.loss_log.load_state_dict(saved["loss_log"], accelerator)
+        self.loss_log.load_state_dict(saved["loss_log"], accelerator, keeps_gradients=plan.goes_on_in_place(saved))
         self.saved_steps = saved["saved_steps"]
-        return saved["order"] == plan.order_settings and self.batches == position["batches"]

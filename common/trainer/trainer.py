@@ -150,7 +150,8 @@ class Trainer:
 
         Args:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest in `args.output_dir` that is not
-                damaged. Weights, log history and everything else end up as without the interruption.
+                damaged. Everything ends up as without the interruption, but a step that a callback stopped halfway has
+                other random numbers, and FSDP loses the gradients of a stream's incomplete window.
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self._prepare_training()
@@ -251,7 +252,7 @@ class Trainer:
         self.current_gradient_accumulation_steps = len(window)
         self.call_event("on_step_begin")
         for number, inputs in enumerate(window, start=1):
-            # None does where a stream ends within a window: as in `transformers`, the next step adds these gradients.
+            # In a stream's incomplete last window no micro-batch ends a step. The next step adds these gradients.
             ends_step = self.plan.ends_step(progress.batches + 1)
             accelerator.sync_gradients = ends_step
             # The ranks average their gradients in the last micro-batch of a window.
@@ -287,7 +288,7 @@ class Trainer:
         return_outputs: bool = False,
         num_items_in_batch: Tensor | None = None,
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs). An override returns what `_loss_is_mean` says."""
+        """The scalar loss of a batch, or (loss, outputs). `_loss_is_mean` says what an override returns."""
         if self.compute_loss_func is None:
             outputs = self._call_model(model, inputs, num_items_in_batch)
             loss = losses.get_loss(outputs)
@@ -304,13 +305,13 @@ class Trainer:
 
         `num_items` is the number of labels in the whole step, or None. A function is a `compute_loss_func`:
 
-            the loss comes from         for a batch with labels    without labels
-            a model without **kwargs    a mean                     a mean
-            a model with **kwargs       sum / num_items * ranks    a mean
-            a function                  sum / num_items * ranks    what it returns
+            the loss comes from         for a batch with labels    divided    without labels     divided
+            a model without **kwargs    a mean                     yes        a mean             yes
+            a model with **kwargs       sum / num_items * ranks    no         a mean             yes
+            a function                  sum / num_items * ranks    no         what it returns    no
 
-        The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override of `compute_loss`
-        without the argument `num_items_in_batch` returns a mean. `loss_is_scaled_for_ga` overrules all of this.
+        The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override returns the same, or
+        a mean if it lacks the argument `num_items_in_batch`. `loss_is_scaled_for_ga` overrules all of this.
         """
         if self.loss_is_scaled_for_ga is not None:
             return not self.loss_is_scaled_for_ga
@@ -452,7 +453,8 @@ class Trainer:
         progress.epoch_ended = True
         # A training that was stopped within an epoch goes on in it when it is resumed.
         if is_whole or self.control.should_epoch_stop:
-            progress.go_to_next_epoch()
+            progress.epoch += 1
+            progress.batches = 0
         self._log_evaluate_save()
 
     def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
@@ -510,8 +512,7 @@ class Trainer:
     def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
         """Write the files of a checkpoint that are not the accelerator's into the folder `draft`.
 
-        The accelerator then writes the weights, which a resumed run loads, into `model.safetensors`. If an override of
-        `save_model` or `_save` has written a file of that name, this replaces it.
+        The accelerator then replaces a `model.safetensors` of an override by the weights, which a resumed run loads.
         """
         this_class = type(self)
         if this_class.save_model is not Trainer.save_model or this_class._save is not Trainer._save:
@@ -527,23 +528,20 @@ class Trainer:
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-        The first of these that holds says how the run goes on:
-
-        - In the very place that was saved, with a prepared loader: the loader goes on, with the saved random states.
-        - Between two epochs: the loader begins a pass, with the saved random states.
-        - Within an epoch: the loader begins a pass with the random states of this run's start, because reading draws
-          random numbers too. After the skipped batches the run takes the saved ones.
+        `Plan.goes_on_in_place` has a table of the cases. A prepared loader has a position of its own in a checkpoint.
+        Any other loader, and one that goes back, begins a pass. Within an epoch it does so with the random states of
+        this run's start, because reading draws random numbers too; after the skipped batches come the saved states.
         """
         saved, progress = run_on_all_ranks(lambda: checkpoint.read_progress(folder))
         self.state.go_on_from(saved)
         self.callback_handler.restore(saved.stateful_callbacks)
-        is_saved_place = self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
-        loader_goes_on = is_saved_place and loading.is_prepared(self.train_dataloader)
+        self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
+        is_in_place = self.plan.goes_on_in_place(progress)
+        loader_goes_on = is_in_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
         self.accelerator.load_state(folder, with_loaders=loader_goes_on)
-        if not (is_saved_place and self.progress.epoch_ended):
-            # Only an epoch that has ended within a window leaves its gradients to the next step.
+        if not is_in_place:
             self.model_wrapped.zero_grad()
         batches_done = self.progress.batches
         if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from common.accelerator import PartialState
 from common.accelerator.utils import FullyShardedDataParallelPlugin
+from common.launch import LAUNCHER_PRECISION
 from common.trainer.optimization import OPTIMIZERS, SCHEDULES
 
 
@@ -319,10 +320,10 @@ class TrainingArguments:
             raise ValueError(f"{name} is {value!r} but must be {description}")
 
     def _complete_precision(self) -> None:
-        """Set `mixed_precision`, which is no field, as in `transformers`. None is what the launcher says."""
+        """Set `mixed_precision`, which is no field, as in `transformers`: by default as the launcher says."""
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
-        self.mixed_precision: str | None = None
+        self.mixed_precision = os.environ.get(LAUNCHER_PRECISION, "no")
         if self.fp16:
             self.mixed_precision = "fp16"
         elif self.bf16:

@@ -117,6 +117,16 @@ def test_arguments_of_loader_workers(tmp_path):
     assert torch.equal(weights(trainer), trained_weights(tmp_path, num_train_epochs=2))
 
 
+def test_the_precision_is_that_of_the_arguments_or_else_of_the_launcher(tmp_path, transformers, monkeypatch):
+    def script(library, folder):
+        chosen = [{"fp16": True}, {"bf16": True}, {}]
+        return [library.TrainingArguments(folder, use_cpu=True, **each).mixed_precision for each in chosen]
+
+    assert same_on_both(script, tmp_path) == ["fp16", "bf16", "no"]
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert same_on_both(script, tmp_path) == ["fp16", "bf16", "bf16"]
+
+
 def test_argument_log_level(tmp_path, transformers, monkeypatch):
     def script(library, folder):
         args = make(library, folder, log_level="info").args

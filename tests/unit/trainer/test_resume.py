@@ -206,20 +206,30 @@ def test_an_epoch_that_a_callback_cut_short_survives_a_restart(name, event, coun
     assert_same_end(run_busily(tmp_path / "killed", [ThreeSteps], True, **arguments), straight)
 
 
+def run_on_stream(folder, extra=None, resume=None, accumulation=4, **arguments):
+    """A Trainer after its training on a stream of 6 batches. Of windows of 4, the last is incomplete."""
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulation, "max_steps": 6}
+    settings |= {"logging_steps": 1, "save_strategy": "epoch"} | arguments
+    trainer = make_trainer(folder, extra={"train_dataset": Stream(Points(23))} | (extra or {}), **settings)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_one(accumulation, tmp_path):
-    """It has 6 batches. Of windows of 4, the last is incomplete, and its gradients belong to the next epoch's step."""
+    """The gradients of an incomplete window belong to the next epoch's step."""
+    settings = {"accumulation": accumulation, "max_steps": 8, "logging_steps": 2}
+    straight = run_on_stream(tmp_path / "straight", **settings)
+    run_on_stream(tmp_path / "stopped", {"callbacks": [At("on_epoch_end", 1, stop)]}, **settings)
+    assert_same_end(run_on_stream(tmp_path / "stopped", resume=True, **settings), straight)
 
-    def run(folder, callbacks=(), resume=None):
-        settings = {"per_device_train_batch_size": 4, "max_steps": 8, "logging_steps": 2, "save_strategy": "epoch"}
-        settings["gradient_accumulation_steps"] = accumulation
-        trainer = make_trainer(folder, extra={"train_dataset": Stream(Points(23)), "callbacks": callbacks}, **settings)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
 
-    straight = run(tmp_path / "straight")
-    run(tmp_path / "stopped", [At("on_epoch_end", 1, stop)])
-    assert_same_end(run(tmp_path / "stopped", resume=True), straight)
+def test_losses_of_gradients_that_are_dropped_are_not_logged(tmp_path):
+    """The last two of 6 micro-batches leave their gradients to the next step, unless a resumed run has other steps."""
+    loss = {"compute_loss_func": lambda outputs, labels, num_items_in_batch: outputs["logits"].sum() * 0 + 1}
+    run_on_stream(tmp_path, loss)
+    resumed = run_on_stream(tmp_path, loss, str(tmp_path / "checkpoint-1"), accumulation=2)
+    assert [entry["loss"] for entry in resumed.state.log_history if "loss" in entry] == [4, 2, 2, 2, 2, 2]
 
 
 def test_an_epoch_that_a_callback_cut_within_a_step_survives_a_restart(tmp_path):
