@@ -211,7 +211,7 @@ def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_
     """It has 6 batches. Of windows of 4, the last is incomplete, and its gradients belong to the next epoch's step."""
 
     def run(folder, callbacks=(), resume=None):
-        settings = {"per_device_train_batch_size": 4, "max_steps": 8, "logging_steps": 2, "save_strategy": "epoch"}
+        settings = {"per_device_train_batch_size": 4, "max_steps": 8, "logging_steps": 1, "save_strategy": "epoch"}
         settings["gradient_accumulation_steps"] = accumulation
         trainer = make_trainer(folder, extra={"train_dataset": Stream(Points(23)), "callbacks": callbacks}, **settings)
         trainer.train(resume_from_checkpoint=resume)
@@ -224,7 +224,7 @@ def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_
 
 def test_an_epoch_that_a_callback_cut_within_a_step_survives_a_restart(tmp_path):
     def run(folder, resume=None):
-        settings = {"gradient_accumulation_steps": 2, "logging_steps": 2, "num_train_epochs": 2}
+        settings = {"gradient_accumulation_steps": 2, "logging_steps": 1, "num_train_epochs": 2}
         cut = At("on_substep_end", 2, lambda control: setattr(control, "should_epoch_stop", True))
         callbacks = [] if resume else [cut]
         trainer = make_trainer(folder, extra={"callbacks": callbacks}, save_strategy="epoch", **settings)
@@ -310,7 +310,7 @@ def test_a_loader_that_is_no_data_loader_goes_on_where_it_was(step, tmp_path):
 
 def test_a_step_that_was_stopped_and_saved_halfway_is_made_from_its_beginning(tmp_path):
     def run(folder, resume=None, *callbacks):
-        settings = {"gradient_accumulation_steps": 2, "logging_steps": 2, "num_train_epochs": 2}
+        settings = {"gradient_accumulation_steps": 2, "logging_steps": 1, "num_train_epochs": 2}
         trainer = make_trainer(folder, extra={"callbacks": callbacks}, **settings)
         trainer.train(resume_from_checkpoint=resume)
         return trainer
