@@ -87,7 +87,6 @@ class Calls(TorchFunctionMode):
             Tensor.numpy: self.numpy,
             Tensor.__array__: self.array,
             Tensor.tolist: self.tolist,
-            torch.nn.functional.one_hot: self.one_hot,
         }
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -152,16 +151,6 @@ class Calls(TorchFunctionMode):
         for leaf in tree_iter(values):
             if isinstance(leaf, Tensor) and is_on_gpu(leaf):
                 self.machine.note_wait(READ)
-
-    def one_hot(self, tensor: Tensor, num_classes: int = -1) -> Tensor:
-        """C++ makes the result where it takes the tensor to be, on the CPU. So the tensor is there meanwhile."""
-        if num_classes == -1:  # It is read from the tensor.
-            self.note_reads(tensor)
-        on_cpu = tensor.clone()
-        set_label(on_cpu, CPU)
-        result = torch.nn.functional.one_hot(on_cpu, num_classes)
-        set_label(result, device_of(tensor))
-        return result
 
 
 class Operations(TorchDispatchMode):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import one_hot
 
 from tests.gpu.imitation import imitated_process
 from tests.gpu.labels import CPU
@@ -24,8 +23,6 @@ TO_GPU = "copy from cpu to cuda"
         pytest.param(torch.unique, FIRST_GPU, [LENGTH], id="unique"),
         pytest.param(lambda x: x.index_put((x > 0,), 2 * x), FIRST_GPU, [LENGTH], id="mask-written"),
         pytest.param(lambda x: x.index_put_((x > 0,), torch.tensor(2.0)), FIRST_GPU, [], id="mask-filled"),
-        pytest.param(lambda x: one_hot(x.long()), FIRST_GPU, [READ], id="one_hot"),
-        pytest.param(lambda x: one_hot(x.long(), 2), FIRST_GPU, [], id="one_hot-of-two"),
         pytest.param(lambda x: x.new_tensor([1.0]), FIRST_GPU, [TO_GPU], id="new_tensor"),
         pytest.param(lambda x: torch.tensor([x[0], x[1]]), CPU, [READ, READ], id="tensor-of-list"),
         pytest.param(lambda x: torch.zeros_like(x, device="cpu"), CPU, [], id="zeros_like"),
