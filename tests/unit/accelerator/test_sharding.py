@@ -110,6 +110,13 @@ def loaders_without_a_sampler(data, shape):
 
 
 @drawn
+@given(shape=SHAPES)
+def test_each_sample_of_a_stream_is_gathered_once(shape):
+    loaders = loaders_without_a_sampler(Stream(range(shape.samples)), shape)
+    assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))
+
+
+@drawn
 @given(shape=SHAPES, kind=st.sampled_from([Numbers, Stream]), skips=st.lists(st.integers(0, 3), max_size=2))
 def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once(shape, kind, skips):
     # https://github.com/huggingface/accelerate/pull/4235: the padding stayed in after skip_first_batches.
