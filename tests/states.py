@@ -1,15 +1,20 @@
 """The processes of tests forget the states of an Accelerator between two jobs."""
 
 import functools
+import os
 import sys
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 
+from common.launch import LAUNCHER_THREADS
 from common.process_group import leave_process_group
 
 OURS = "common.accelerator"
 THEIRS = "accelerate"
+# One thread for an Accelerator: ours asks the first variable, and the original counts cores without the second.
+ONE_THREAD = {LAUNCHER_THREADS: "1", "OMP_NUM_THREADS": "1"}
 
 
 def forget_states() -> None:
@@ -36,14 +41,20 @@ def reset_states() -> None:
 
 
 def on_a_rank(job: Callable) -> Callable:
-    """`job` for ranks that are reused, and for tests that call it here: on one thread, and its states are forgotten."""
+    """`job` on one thread, which its Accelerators leave it; its states are forgotten at its end.
+
+    It is for ranks that are reused, and for tests that call it in their own process, which gets its threads back.
+    """
 
     @functools.wraps(job)
     def run(*args, **kwargs):
+        threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return job(*args, **kwargs)
+            with mock.patch.dict(os.environ, ONE_THREAD):
+                return job(*args, **kwargs)
         finally:
+            torch.set_num_threads(threads)
             forget_states()
 
     return run

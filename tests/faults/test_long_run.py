@@ -35,6 +35,7 @@ def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
         assert done.returncode == 0, f"launch {number}: {done.stderr}"
     # torchrun and torch leave empty folders.
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("torch")] == []
     new = set(os.listdir("/dev/shm")) - before
     assert [name for name in new if not is_in_use(name)] == []
 

@@ -118,5 +118,7 @@ def test_a_wait_in_the_loop_is_found(code, bug, data, waits, tmp_path):
 
 
 def test_a_wait_in_the_evaluation_is_found(tmp_path):
-    path = changed_script("00_single_gpu", tmp_path, '"sum")\n', '"sum").item()\n')
+    code = '"sum")\n'
+    assert ladder.script("00_single_gpu").read_text().count(code) == 1, "a single bug"
+    path = changed_script("00_single_gpu", tmp_path, code, '"sum").item()\n')
     assert waits_of_evaluation("00_single_gpu", 4, path) == waits_of_evaluation("00_single_gpu", 2, path) + 2

@@ -16,11 +16,9 @@ from common.processes import Ranks, ranks
 from tests.bits import digest
 from tests.parity import alias, random_trainers
 from tests.peers import import_or_skip
-from tests.states import forget_states, on_a_rank, reset_states
+from tests.states import ONE_THREAD, forget_states, on_a_rank, reset_states
 
 SCRIPTS = "accelerate.test_utils.scripts"
-# One thread on the core, and on the original, which counts cores where OpenMP's variable is not set.
-ONE_THREAD = {"ACCELERATE_CPU_THREADS": "1", "OMP_NUM_THREADS": "1"}
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", **ONE_THREAD}
 
 

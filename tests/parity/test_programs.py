@@ -13,15 +13,10 @@ import pytest
 
 from tests.jobs import run_to_end, torchrun
 from tests.parity import programs
+from tests.states import ONE_THREAD
 
-# One thread, as accelerate counts cores otherwise. Nothing is looked for on a network.
-ENVIRONMENT = {
-    "ACCELERATE_USE_CPU": "true",
-    "ACCELERATE_CPU_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
+# Nothing is looked for on a network.
+ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **ONE_THREAD}
 
 
 def run(name: str, library: str, processes: int, folder: Path) -> list[dict]:

@@ -14,7 +14,7 @@ from common.memory import track_memory
 from common.processes import ranks
 from tests.levels import changed_script
 from tests.peers import import_or_skip
-from tests.states import forget_states
+from tests.states import ONE_THREAD, forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
 EXAMPLES = ladder.ROOT / "03_accelerate" / "examples"
@@ -113,15 +113,14 @@ def test_tiny_gpt_learns_alike_by_ddp_and_by_fsdp(tmp_path, world_size):
 
     path = EXAMPLES / "tiny_gpt.py"
     theirs = on_the_original("tiny_gpt", tmp_path)
-    one_thread = {"OMP_NUM_THREADS": "1", "ACCELERATE_CPU_THREADS": "1"}
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
     fsdp["FSDP_TRANSFORMER_CLS_TO_WRAP"] = "Block"
 
     job = ranks(world_size)
     saving = [*GPT, "--checkpointing", "--output-dir", str(tmp_path)]
-    ours = job.run(run, path, GPT, environment=one_thread)[0]
-    sharded = job.run(run, path, saving, environment=one_thread | fsdp)[0]
-    original = job.run(run, theirs, [*GPT, "--pages", str(ladder.ROOT)], environment=one_thread)[0]
+    ours = job.run(run, path, GPT, environment=ONE_THREAD)[0]
+    sharded = job.run(run, path, saving, environment=ONE_THREAD | fsdp)[0]
+    original = job.run(run, theirs, [*GPT, "--pages", str(ladder.ROOT)], environment=ONE_THREAD)[0]
     assert ours == original and ours["losses"][2] < ours["losses"][0]
     assert sharded["losses"] == pytest.approx(ours["losses"], rel=1e-6)
     saved = load_file(tmp_path / "model.safetensors")

@@ -65,7 +65,8 @@ def refusal(capsys, *arguments) -> str:
 
 def launched(*flags):
     """The command, without Python, and the environment of the program that a launch makes of this process."""
-    with mock.patch.object(os, "execvpe") as execute:
+    error = RuntimeError("this process has been replaced")
+    with mock.patch.object(os, "execvpe", side_effect=error) as execute, pytest.raises(RuntimeError, match="replaced"):
         main(["launch", *map(str, flags)])
     _, command, environment = execute.call_args.args
     return command[1:], environment

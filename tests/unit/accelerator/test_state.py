@@ -106,20 +106,29 @@ def describe_group_of_one(library):
 def test_under_torchrun_one_process_is_a_group_of_one_as_in_accelerate():
     import_or_skip("accelerate")
     (ours,) = ranks(1).run(describe_group_of_one, OURS)
-    (theirs,) = ranks(1).run(describe_group_of_one, THEIRS, environment={"OMP_NUM_THREADS": "1"})
+    (theirs,) = ranks(1).run(describe_group_of_one, THEIRS)
     assert ours == theirs and "MULTI_CPU  Backend: gloo" in ours[0]
 
 
-@on_a_rank
-def count_threads():
-    PartialState(cpu=True).wait_for_everyone()  # who leaves at once may leave the others connecting
+def count_threads(accelerator):
     return torch.get_num_threads()
 
 
 def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():
     """torchrun would leave every process one thread, whatever the number of cores."""
-    assert ranks(2).run(count_threads) == [max(1, available_cores() // 2)] * 2
-    assert ranks(2).run(count_threads, environment={"ACCELERATE_CPU_THREADS": "3"}) == [3, 3]
+    assert on_ranks(2, count_threads) == [max(1, available_cores() // 2)] * 2
+    assert on_ranks(2, count_threads, environment={"ACCELERATE_CPU_THREADS": "3"}) == [3, 3]
+
+
+@on_a_rank
+def count_threads_of_a_job():
+    return count_threads(PartialState(cpu=True))
+
+
+def test_a_job_on_a_rank_keeps_one_thread_and_gives_the_others_back(one_thread):
+    assert ranks(1).run(count_threads_of_a_job) == [1]
+    torch.set_num_threads(2)
+    assert count_threads_of_a_job() == 1 and torch.get_num_threads() == 2
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from common.trainer import Trainer, get_last_checkpoint
 from tests.jobs import run_to_end
 from tests.states import on_a_rank
 from tests.toys import Points, seeded_net
-from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
+from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, weights, without_timings
 
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
 GLOBAL_BATCH = 12
@@ -90,11 +90,11 @@ def test_a_model_that_is_shared_out_trains_to_the_same_bits_and_goes_on_under_dd
 
 def test_two_processes_that_were_stopped_within_a_step_train_it_again_together(tmp_path):
     """Every optimizer step must follow an exchange of gradients, or each rank goes its own way."""
-    saving = {"save_strategy": "epoch", "eval_strategy": "no"}
-    straight = ranks(2).run(run, tmp_path / "straight", accumulation=2, **saving)
+    never = {"save_strategy": "no", "eval_strategy": "no"}
+    straight = ranks(2).run(run, tmp_path / "straight", accumulation=2, **never)
     stopped = tmp_path / "stopped"
-    ranks(2).run(run, stopped, accumulation=2, stop_at=("on_substep_end", 4, stop), **saving)
-    resumed = ranks(2).run(run, stopped, accumulation=2, resume=str(stopped / "checkpoint-3"), **saving)
+    ranks(2).run(run, stopped, accumulation=2, stop_at=("on_substep_end", 4, save_and_stop), **never)
+    resumed = ranks(2).run(run, stopped, accumulation=2, resume=str(stopped / "checkpoint-3"), **never)
     assert resumed[0].weights == resumed[1].weights
     assert resumed == straight
 

@@ -15,7 +15,7 @@ from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from tests.bits import flip_a_bit
 from tests.toys import Points, Stream, seeded_net
-from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, save_and_stop, stop, weights, without_timings
+from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, stop, weights, without_timings
 
 
 class Killed(BaseException):
@@ -218,7 +218,7 @@ def run_on_stream(folder, extra=None, resume=None, accumulation=4, **arguments):
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_stream_that_was_stopped_at_the_end_of_an_epoch_goes_on_with_the_next_one(accumulation, tmp_path):
     """The gradients of an incomplete window belong to the next epoch's step."""
-    settings = {"accumulation": accumulation, "max_steps": 8, "logging_steps": 2}
+    settings = {"accumulation": accumulation, "max_steps": 8}
     straight = run_on_stream(tmp_path / "straight", **settings)
     run_on_stream(tmp_path / "stopped", {"callbacks": [At("on_epoch_end", 1, stop)]}, **settings)
     assert_same_end(run_on_stream(tmp_path / "stopped", resume=True, **settings), straight)
@@ -233,16 +233,10 @@ def test_losses_of_gradients_that_are_dropped_are_not_logged(tmp_path):
 
 
 def test_an_epoch_that_a_callback_cut_within_a_step_survives_a_restart(tmp_path):
-    def run(folder, resume=None):
-        settings = {"gradient_accumulation_steps": 2, "logging_steps": 2, "num_train_epochs": 2}
-        cut = At("on_substep_end", 2, lambda control: setattr(control, "should_epoch_stop", True))
-        callbacks = [] if resume else [cut]
-        trainer = make_trainer(folder, extra={"callbacks": callbacks}, save_strategy="epoch", **settings)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
-
-    straight = run(tmp_path)
-    assert_same_end(run(tmp_path, str(tmp_path / "checkpoint-1")), straight)
+    arguments = {"save_strategy": "epoch", "logging_steps": 1}
+    cut = At("on_substep_end", 2, lambda control: setattr(control, "should_epoch_stop", True))
+    straight = run_busily(tmp_path, [cut], **arguments)
+    assert_same_end(run_busily(tmp_path, resume=str(tmp_path / "checkpoint-1"), **arguments), straight)
 
 
 class Tied(nn.Module):
@@ -316,18 +310,6 @@ def test_a_loader_that_is_no_data_loader_goes_on_where_it_was(step, tmp_path):
 
     straight = run(tmp_path)
     assert_same_end(run(tmp_path / "more", str(tmp_path / f"checkpoint-{step}")), straight)
-
-
-def test_a_step_that_was_stopped_and_saved_halfway_is_made_from_its_beginning(tmp_path):
-    def run(folder, resume=None, *callbacks):
-        settings = {"gradient_accumulation_steps": 2, "logging_steps": 2, "num_train_epochs": 2}
-        trainer = make_trainer(folder, extra={"callbacks": callbacks}, **settings)
-        trainer.train(resume_from_checkpoint=resume)
-        return trainer
-
-    stopped = run(tmp_path, None, At("on_substep_end", 2, save_and_stop))
-    assert (stopped.state.global_step, stopped.progress.batches) == (1, 3)
-    assert_same_end(run(tmp_path, True), run(tmp_path / "straight"))
 
 
 def test_a_prepared_loader_that_two_trainings_share_goes_on_where_it_was(tmp_path):
