@@ -13,12 +13,11 @@ Two of torch's modes see all that happens to tensors:
 
     mode         sees                        decides
     Calls        calls in Python             what a tensor's device is; the label of what is made on a device or sent to
-                                             one, and the wait for that copy; the waits for the tensors of a list that
-                                             becomes one tensor; that NumPy takes no GPU's tensor
+                                             one, and the wait for that copy; that `numpy` takes no GPU's tensor
     Operations   all that is then computed,  the label of a result, which is that of the inputs; whether they may meet;
                  in backward too             the wait for `copy_`, and for a value or a length that is read
 
-Both tell `machine.py` of the waits. A call that neither knows, such as `data_ptr`, answers as on the CPU.
+Both tell `machine.py` of the waits.
 """
 
 from typing import Any
@@ -32,8 +31,6 @@ from torch.utils._pytree import tree_iter
 from tests.gpu.machine import LENGTH, READ, Machine, Misplaced
 
 CPU = torch.device("cpu")
-# They copy data that may lie on another device, or be a list of tensors, which no mode sees being read.
-COPIES_OF_DATA = (torch.tensor, torch.as_tensor, Tensor.new_tensor)
 
 
 def device_of(tensor: Tensor) -> torch.device:
@@ -42,10 +39,6 @@ def device_of(tensor: Tensor) -> torch.device:
 
 def is_on_gpu(tensor: Tensor) -> bool:
     return device_of(tensor) != CPU
-
-
-def index_of_gpu(tensor: Tensor) -> int:
-    return device_of(tensor).index if is_on_gpu(tensor) else -1
 
 
 def set_label(tensor: Tensor, device: torch.device) -> None:
@@ -78,14 +71,10 @@ class Calls(TorchFunctionMode):
         self.answers = {
             Tensor.device.__get__: device_of,
             Tensor.is_cuda.__get__: is_on_gpu,
-            Tensor.is_cpu.__get__: lambda tensor: not is_on_gpu(tensor),
-            Tensor.get_device: index_of_gpu,
-            torch.get_device: index_of_gpu,
             Tensor.pin_memory: pinned_copy,
             Tensor.to: self.to,
             Tensor.cpu: self.cpu,
             Tensor.numpy: self.numpy,
-            Tensor.__array__: self.array,
             Tensor.tolist: self.tolist,
         }
 
@@ -93,16 +82,12 @@ class Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in self.answers:
             return self.answers[function](*args, **kwargs)
-        device = kwargs.get("device")
-        if function in COPIES_OF_DATA:
-            self.note_reads([argument for argument in args if isinstance(argument, list | tuple)])
-            if device is None and function is Tensor.new_tensor:
-                device = device_of(args[0])
-        if device is None:  # `Operations` gives the result the label of the inputs.
+        if kwargs.get("device") is None:  # `Operations` gives the result the label of the inputs.
             return function(*args, **kwargs)
-        device = torch.device(device)
+        device = torch.device(kwargs["device"])
         result = function(*args, **(kwargs | {"device": CPU}))
-        if function in COPIES_OF_DATA:
+        # The data of these two may lie on another device: this is a copy, which may be waited for.
+        if function in (torch.tensor, torch.as_tensor):
             return self.to(result, device)
         # All others, such as `zeros`, make a new tensor on the device.
         set_label(result, self.find_device(device, function.__name__))
@@ -136,21 +121,10 @@ class Calls(TorchFunctionMode):
             raise Misplaced("numpy() of a tensor on a GPU")
         return self.to(tensor, CPU).numpy(force=force)
 
-    def array(self, tensor: Tensor, dtype: Any = None) -> Any:
-        """The answer to NumPy's own functions, such as `asarray`."""
-        if is_on_gpu(tensor):
-            raise Misplaced("an array of a tensor on a GPU")
-        return tensor.__array__(dtype)
-
     def tolist(self, tensor: Tensor) -> Any:
-        self.note_reads(tensor)
+        if is_on_gpu(tensor):
+            self.machine.note_wait(READ)
         return tensor.tolist()
-
-    def note_reads(self, values: Any) -> None:
-        """Note a wait for each tensor of a GPU among the values."""
-        for leaf in tree_iter(values):
-            if isinstance(leaf, Tensor) and is_on_gpu(leaf):
-                self.machine.note_wait(READ)
 
 
 class Operations(TorchDispatchMode):
