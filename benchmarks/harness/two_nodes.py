@@ -87,5 +87,4 @@ def _run(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or error
-        refusal = f"two nodes need root, iproute2 and network namespaces: {' '.join(command)}: {reason}"
-        raise CannotMeasure(refusal) from error
+        raise CannotMeasure(f"two nodes need root, iproute2 and namespaces: {' '.join(command)}: {reason}") from error

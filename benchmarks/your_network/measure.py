@@ -122,7 +122,6 @@ def print_table(samples: Samples, batch: int) -> None:
         interval = interval_of_median(speed_ups)
         ends = f"{interval.low:.2f}–{interval.high:.2f}"
         print(f"{name:<18}{milliseconds(seconds):>11}{batch / seconds:>11,.1f}{faster:>8}{ends:>13}")
-    # All intervals have the same confidence, because they are of equally many rounds.
     print(f"\nfaster: than {ONE_DEVICE}, round by round; interval: of the median ({interval.confidence:.0%}).")
 
 

@@ -91,11 +91,6 @@ class RunState:
     step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
-    @property
-    def micro_step(self) -> int:
-        """The micro-batches of the unfinished accumulation window; 0 if there is none."""
-        return self.step % GradientState().num_steps
-
     def objects_by_file(self) -> dict[str, Any]:
         """All objects with a `state_dict` but models and loaders, by the names of their files."""
         objects = _by_file(OPTIMIZER_FILE, self.optimizers) | _by_file(SCHEDULER_FILE, self.schedulers)
@@ -165,7 +160,7 @@ def _save_alone(run: RunState, output_dir: str | os.PathLike | None, safe_serial
     """
     project = run.project
     folder = _folder_to_save(project, output_dir)
-    save_id = save_ids.next_id(folder, run.micro_step)
+    save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
     draft = draft_of_this_rank(folder)
     try:
         _begin_draft(project, folder, draft)
@@ -272,7 +267,7 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
     """
     rank_state: dict[str, Any] = {"step": run.step}
     # A script that calls no `accumulate` sets `sync_gradients` itself.
-    if run.micro_step > 0 or not GradientState().sync_gradients:
+    if run.step % GradientState().num_steps > 0 or not GradientState().sync_gradients:
         rank_state["gradients"] = [_gradients(model) for model in run.models]
     states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
     loader_states = {}

@@ -54,8 +54,7 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     @property
     def total_batch_size(self) -> int:
-        # Without a batch size each batch counts as one sample.
-        return (super().total_batch_size or 1) * self.batches_read_per_step
+        return (super().total_batch_size or 1) * self.batches_read_per_step  # of unknown size, a batch counts as one
 
     @property
     def remainder(self) -> int:

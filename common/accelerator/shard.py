@@ -315,12 +315,10 @@ class DataLoaderShard(DataLoader):
     def _sharing(self) -> Sharing:
         processes = PartialState() if self.shard is None else self.shard
         # A SkipBatchSampler has no batch size. That of the batches in it is further down the chain.
-        sizes = [getattr(sampler, "batch_size", None) or 0 for sampler in self.samplers]
-        batches_per_step = self.batches_read_per_step
-        if self.shard is not None and not self.shard.split_batches:
-            batches_per_step = self.shard.num_processes
-        step_size = max(sizes) * batches_per_step
-        return Sharing(processes.process_index, processes.num_processes, step_size)
+        batch_size = max(getattr(sampler, "batch_size", None) or 0 for sampler in self.samplers)
+        deals_out_batches = self.shard is not None and not self.shard.split_batches
+        num_batches = processes.num_processes if deals_out_batches else self.batches_read_per_step
+        return Sharing(processes.process_index, processes.num_processes, batch_size * num_batches)
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""

@@ -15,8 +15,7 @@ A script that has an Accelerator asks `accelerator.state` and `accelerator.gradi
 These events keep a state or end it:
 
     event                              PartialState   AcceleratorState   GradientState
-    another Accelerator                kept           kept, or with a    kept, with new settings
-                                                      new compiler
+    another Accelerator                kept           kept, new compiler kept, with new settings
     a Trainer, by `_reset_state()`     kept           forgotten          kept
     the next one after `end_training`  forgotten      forgotten          begins again
     a notebook launch, one process     set aside,     set aside,         kept

@@ -27,7 +27,6 @@ class SameTraining:
     """
 
     def __init__(self, batch_size: int, seed: int, train_set: Any) -> None:
-        # By the names that the user knows them by.
         self.settings = {"--batch-size": batch_size, "--seed": seed, "--dataset": train_set.name}
         self.settings["training samples"] = len(train_set)
 

@@ -265,22 +265,28 @@ def test_a_loader_that_became_stateful_or_ceased_to_be_keeps_the_epoch(steps):
         assert gathered([after]) == seeded_order(N, seed=9, epoch=2 if steps == 11 else 1)
 
 
-def test_workers_that_stay_draw_their_seed_once_also_if_a_run_is_resumed_between_two_epochs():
-    def rest(loader):
-        return [gathered([loader]) for _ in range(2)], torch.rand(()).item()
+def drawn(loaders):
+    """Each batch of one loader after the other, with a draw as for dropout."""
+    for loader in loaders:
+        for batch in loader:
+            yield batch.tolist(), torch.rand(()).item()
 
-    set_seed(3)
+
+@pytest.mark.parametrize(("skips", "steps"), [(False, 3), (False, 11), (True, 3)])
+def test_workers_that_stay_draw_their_seed_as_often_in_a_resumed_run(skips, steps):
+    def passes(loader):
+        return [skip_first_batches(loader, 1) if skips else loader for _ in range(3)]
+
     loader = prepared("workers that stay")
-    gathered([loader])
+    straight = drawn(passes(loader))
+    for _ in range(steps):
+        next(straight)
     state, generators = loader.state_dict(), get_random_states(CPU)
-    straight = rest(loader)
-    resumed = prepared("workers that stay")
-    resumed.load_state_dict(state)
-    set_random_states(CPU, generators)
-    assert rest(resumed) == straight
-    loader.load_state_dict(state)  # also by the same loader, whose workers are there
-    set_random_states(CPU, generators)
-    assert rest(loader) == straight
+    rest = list(straight)
+    for resumed in (prepared("workers that stay"), loader):  # The second one has workers.
+        resumed.load_state_dict(state)
+        set_random_states(CPU, generators)
+        assert list(itertools.islice(drawn([resumed, *passes(resumed)]), len(rest))) == rest
 
 
 @pytest.mark.parametrize("steps", [1, 5])
@@ -296,20 +302,6 @@ def test_workers_of_a_resumed_run_draw_by_its_own_seed(steps):
 
     state = noise()
     assert noise(seed=1) == noise(seed=1) != noise(seed=2)
-
-
-def test_loaders_that_skip_in_later_epochs_draw_a_seed_each_also_in_a_resumed_run():
-    def rest(loader):
-        return [gathered([skip_first_batches(loader, 1)]) for _ in range(2)], torch.rand(()).item()
-
-    loader = prepared("workers that stay")
-    for _ in skip_first_batches(loader, 1):
-        state, generators = loader.state_dict(), get_random_states(CPU)
-    straight = rest(loader)
-    resumed = prepared("workers that stay")
-    resumed.load_state_dict(state)
-    set_random_states(CPU, generators)
-    assert rest(resumed) == straight
 
 
 def test_a_loader_that_is_let_go_ends_its_workers_at_once():

@@ -1,7 +1,6 @@
 """The model of a data-parallel step: what must hold for any links, and how it does against published measurements."""
 
 import itertools
-import sys
 from dataclasses import replace
 
 import pytest
@@ -26,7 +25,6 @@ from benchmarks.your_network.scaling import (
     transfers,
 )
 from common import ladder
-from tests.jobs import run_to_end
 from tests.unit.benchmarks import published
 from tests.unit.benchmarks.published import costs_of
 
@@ -55,11 +53,6 @@ SETUPS = st.builds(
     speed_spread=st.floats(0, 0.1),
     contention=st.floats(0, 0.5),
 )
-
-
-def test_the_model_of_a_step_imports_no_torch():
-    code = "import sys, benchmarks.your_network.presets; sys.exit('torch' in sys.modules)"
-    assert run_to_end([sys.executable, "-c", code]).returncode == 0
 
 
 def on_a100(network: str) -> Setup:
