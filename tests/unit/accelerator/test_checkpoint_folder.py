@@ -73,7 +73,7 @@ def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(acce
     folder = accelerator.save_state(tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 11}))
-    line = f"{folder} is a checkpoint in format 11; this code reads 13$"
+    line = f"{folder} is a checkpoint in format 11; this code reads 14$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 
