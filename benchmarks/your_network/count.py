@@ -31,8 +31,7 @@ def count(network: UserNetwork, batch: int) -> NetworkCosts:
     """The costs of a network, for a `batch` on each GPU.
 
     Raises:
-        StepFailed: if the network, its batch or its loss does not work, it multiplies nothing, it is recurrent, or a
-            parameter gets no gradient.
+        StepFailed: if a step of the network fails, multiplies nothing, is recurrent, or leaves a gradient out.
     """
     model = network.make_model()
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):

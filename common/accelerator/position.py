@@ -144,7 +144,6 @@ class Progress:
         """
         start = self._next_start()
         if start.step == 0 or skip not in (self.prepared_skip, start.step):
-            # A batch that was read ahead is of no use there.
             start = start._replace(step=skip, is_over=False, read_ahead=None)
         this_pass = Pass(start, is_resumed=self.checkpoint is not None and start.step > self.prepared_skip)
         self.checkpoint = None

@@ -81,11 +81,12 @@ class BucketedDDP(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """A context in which gradients stay this rank's own and add up; the next backward outside averages the sum."""
+        before = self._synchronising  # False within another one
         self._synchronising = False
         try:
             yield
         finally:
-            self._synchronising = True
+            self._synchronising = before
 
     def _note_gradient(self, parameter: nn.Parameter) -> None:
         if not self._synchronising:

@@ -24,8 +24,11 @@ OURS = [NaiveDDP, OverlappedDDP, BucketedDDP, IN_ONE_BUCKET, IN_SMALL_BUCKETS]
 
 def backward(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, is_last: bool) -> None:
     """The backward of one micro-batch; gradients are averaged after the last one of a step."""
-    unsynchronised = contextlib.nullcontext() if is_last or isinstance(model, NaiveDDP) else model.no_sync()
-    with unsynchronised:
+    with contextlib.ExitStack() as unsynchronised:
+        if not is_last and not isinstance(model, NaiveDDP):
+            unsynchronised.enter_context(model.no_sync())
+            with model.no_sync():  # leaving it does not end the outer one
+                pass
         F.nll_loss(model(images), targets).backward()
     if is_last and isinstance(model, NaiveDDP):
         model.average_gradients()
