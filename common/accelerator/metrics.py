@@ -41,9 +41,8 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         RuntimeError: if some process has no batch in this step, so that it cannot take part, or as `gather_object`.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
-    # Unless this step is short, all processes have equally many rows, and nothing is cut off.
-    same_rows = True
-    num_real = None
+    same_rows = True  # of all processes, unless the step is short
+    num_real = None  # Nothing is cut off.
     short_step = None if loader is None else loader.short_step
     if short_step is not None:
         num_batches = len(short_step.rows)

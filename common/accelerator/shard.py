@@ -289,9 +289,8 @@ class DataLoaderShard(DataLoader):
             self._reader = None  # Workers that are there belong to another place.
         else:  # Only one of the two runs, or none, has stateful loaders.
             position = Position(state_dict.get("epoch", self.iteration), is_over=state_dict.get("is_over", False))
-        # The saved run may have had another sampler, without a seed.
         seed = state_dict.get("sampler_seed")
-        if isinstance(sampler, SeedableRandomSampler) and seed is not None:
+        if isinstance(sampler, SeedableRandomSampler) and seed is not None:  # the saved sampler may have had none
             sampler.initial_seed = seed
         self.progress.checkpoint = position
         self.iteration = position.epoch + int(position.is_over)
@@ -313,10 +312,12 @@ class DataLoaderShard(DataLoader):
 
     @property
     def _sharing(self) -> Sharing:
-        processes = PartialState() if self.shard is None else self.shard
-        # A SkipBatchSampler has no batch size. That of the batches in it is further down the chain.
-        batch_size = max(getattr(sampler, "batch_size", None) or 0 for sampler in self.samplers)
-        deals_out_batches = self.shard is not None and not self.shard.split_batches
+        shard = self.shard
+        processes = PartialState() if shard is None else shard
+        # A SkipBatchSampler has no batch size. That of its batches is the next one in the chain.
+        chain = sampler_chain(index_sampler_of(self) if shard is None else shard)
+        batch_size = next((each.batch_size for each in chain if getattr(each, "batch_size", None)), 1)
+        deals_out_batches = shard is not None and not shard.split_batches
         num_batches = processes.num_processes if deals_out_batches else self.batches_read_per_step
         return Sharing(processes.process_index, processes.num_processes, batch_size * num_batches)
 

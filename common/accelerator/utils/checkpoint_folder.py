@@ -16,9 +16,9 @@ The save takes these steps, where rank 1 may be earlier or later than rank 0:
     4. The later one of the two moves the files of .c.part_1_ID to c, the manifest last.
 
 A rename is atomic, so a part is complete as soon as its folder has the name of step 2 or 3. If rank 0 is killed before
-step 3, the older checkpoint is as it was. If it is killed later, the next save or load moves the files that are left
-by `finish_save`, as this save would have done. Of each rank only the newest part waits for its main part. If a rank has
-failed, was killed or does not save, the checkpoint has no part of it, and loading says so.
+step 3, the older checkpoint is as it was. If it is killed later, the next save or load moves the files that are left.
+Of each rank only the newest part waits for its main part. If a rank has failed, was killed or does not save, the
+checkpoint has no part of it, and loading says so.
 
 With `save_on_each_node` the first process of each machine writes a main part, to its own disk. Files are not fsynced,
 so after a power failure the newest checkpoint may be damaged. Loading finds this out. Without a name it takes the

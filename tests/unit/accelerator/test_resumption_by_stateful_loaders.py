@@ -81,6 +81,7 @@ ORDERS = {
     "a stream that skips": Case(lambda size: skip_first_batches(DataLoader(Stream(DATA), size), 6)),
 }
 ON_ONE_PROCESS = {
+    "skipped": Case(lambda size: skip_first_batches(DataLoader(DATA, size), 1)),
     "evaluation": Case(lambda size: DataLoader(DATA, size, sampler=DistributedEvalSampler(DATA, 1, 0, shuffle=True))),
     "dispatched": Case(
         lambda size: DataLoader(Augmented(N), size, shuffle=True), DISPATCHING | {"dispatch_batches": True}
@@ -228,15 +229,14 @@ def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
         loader.load_state_dict(state)
         loader.set_epoch(0)
         assert gathered([loader]) == list(range(N))
-    with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
-        loader.load_state_dict(stopped_after(prepared("sequential", batch_size=4), 3))
-    with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
-        skipped_before_prepare(2).load_state_dict(stopped_after(skipped_before_prepare(4), 2))
-
-
-def skipped_before_prepare(batch_size):
-    rest = skip_first_batches(DataLoader(DATA, batch_size), 1)
-    return data_loader.prepare_data_loader(rest, use_stateful_dataloader=True)
+    for make in (
+        lambda size: prepared("sequential", batch_size=size),
+        lambda size: prepared("skipped", batch_size=size),
+        lambda size: prepared("lists of any size", world=size),
+        lambda size: prepared("a stream", world=2, batch_size=size, split_batches=True),
+    ):
+        with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
+            make(2).load_state_dict(stopped_after(make(4), 1))
 
 
 @pytest.mark.parametrize(
