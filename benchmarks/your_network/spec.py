@@ -41,11 +41,12 @@ def load(spec: str, shape: tuple[int, ...] | None = None) -> UserNetwork:
         return UserNetwork(name, _torchvision_builder(name), batch, classification_loss)
     path = Path(source)
     module = _imported(path)
-    if not hasattr(module, name):
+    build = getattr(module, name, None)
+    if not callable(build):
         fail(f"{path} has no function {name!r}")
     network = UserNetwork(
         f"{path.stem}:{name}",
-        build=_function(module, name, default=None),
+        build,
         batch=_function(module, "batch", default=batch),
         loss=_function(module, "loss", default=classification_loss),
         optimizer=_function(module, "optimizer", default=torch.optim.AdamW),

@@ -56,14 +56,13 @@ def wrap(model: nn.Module, strategy: str, mesh: DeviceMesh) -> nn.Module:
 
 def make_optimizer(network: UserNetwork, model: nn.Module, strategy: str) -> torch.optim.Optimizer:
     """The network's optimizer for a wrapped model; under ZeRO-1 for the parameters that this rank is given."""
-    if strategy != ZERO_1:
+    if strategy == ZERO_1:
+        with failing_as(f"the optimizer of {network.title} cannot be sharded"):
+            optimizer = ZeroRedundancyOptimizer(trainable(model), network.optimizer)
+    else:
         optimizer = network.make_optimizer(model)
-        use_foreach(optimizer)
-        return optimizer
-    with failing_as(f"the optimizer of {network.title} cannot be sharded"):
-        sharded = ZeroRedundancyOptimizer(trainable(model), network.optimizer)
-        use_foreach(sharded.optim)
-        return sharded
+    use_foreach(optimizer)
+    return optimizer
 
 
 class SequentialDataParallel(EmulatedDataParallel):
