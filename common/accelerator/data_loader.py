@@ -4,7 +4,6 @@ What they make is in `shard.py` (every process reads its share) and `dispatcher.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -95,68 +94,60 @@ def prepare_data_loader(
     num_processes = state.num_processes if num_processes is None else num_processes
     process_index = state.process_index if process_index is None else process_index
     _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
-    options: dict[str, Any] = {  # Those of a DataLoaderShard. `loading` has those of torch's loader.
-        "skip_batches": _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes),
-        "use_stateful_dataloader": use_stateful_dataloader,
-        "_drop_last": dataloader.drop_last,
-        "_non_blocking": non_blocking,
-    }
+    skip_batches = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
     index_sampler = index_sampler_of(dataloader)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
+    loading = loading_arguments(dataloader, index_sampler)
 
     if dispatch_batches:
-        loading = loading_arguments(dataloader, index_sampler)
         # As in the original, the seed that torch's loader draws comes from torch's generator.
         loading["generator"] = None
-        return DataLoaderDispatcher(dataset, split_batches, slice_fn=slice_fn_for_dispatch, **loading, **options)
+        return DataLoaderDispatcher(
+            dataset,
+            split_batches,
+            slice_fn_for_dispatch,
+            skip_batches=skip_batches,
+            use_stateful_dataloader=use_stateful_dataloader,
+            _drop_last=dataloader.drop_last,
+            _non_blocking=non_blocking,
+            **loading,
+        )
 
-    options["device"] = device if put_on_device else None
-    options["rng_types"] = rng_types
-    if num_processes == 1:
-        return DataLoaderShard(dataset, **loading_arguments(dataloader, index_sampler), **options)
-    share = partial(
-        BatchSamplerShard,
-        num_processes=num_processes,
-        process_index=process_index,
-        split_batches=split_batches,
-        even_batches=even_batches,
+    generator = None
+    if num_processes > 1 and is_stream:
+        # A stream has no sample numbers, so the samples themselves are batched and dealt out.
+        batches: Any = BatchSampler(dataset, loading["batch_size"], loading["drop_last"])
+        shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
+        loading["batch_size"] = shard.samples_per_process  # A script sees that of one process.
+        generator = generator_of(dataset)
+        dataset = StreamShard(dataset, shard)
+    elif num_processes > 1:
+        generator = _generator_for_all(index_sampler, use_seedable_sampler)
+        shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
+        loading = loading_arguments(dataloader, shard)
+    return DataLoaderShard(
+        dataset,
+        device if put_on_device else None,
+        rng_types,
+        generator,
+        skip_batches,
+        use_stateful_dataloader,
+        _drop_last=dataloader.drop_last,
+        _non_blocking=non_blocking,
+        **loading,
     )
-    if is_stream:
-        return _share_stream(dataloader, share, options)
-    return _share_samples(dataloader, index_sampler, share, options, use_seedable_sampler)
 
 
-def _share_stream(
-    dataloader: DataLoader, share: Callable[[Any], BatchSamplerShard], options: dict[str, Any]
-) -> DataLoaderShard:
-    """A loader that reads the whole stream, and keeps the share of its process."""
-    stream: Any = dataloader.dataset
-    loading = loading_arguments(dataloader, None)
-    # A stream has no sample numbers, so the samples themselves are batched and dealt out.
-    shard = share(BatchSampler(stream, loading["batch_size"], loading["drop_last"]))
-    loading["batch_size"] = shard.samples_per_process  # A script sees that of one process.
-    generator = generator_of(stream)
-    return DataLoaderShard(StreamShard(stream, shard), synchronized_generator=generator, **loading, **options)
-
-
-def _share_samples(
-    dataloader: DataLoader,
-    index_sampler: Any,
-    share: Callable[[Any], BatchSamplerShard],
-    options: dict[str, Any],
-    use_seedable_sampler: bool,
-) -> DataLoaderShard:
-    """A loader that reads the share of its process in the order of `index_sampler`, which all processes draw alike."""
+def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
+    """The generator from which all processes draw one order; a sampler without one may get it here."""
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
     sampler = getattr(index_sampler, "sampler", None)
     needs_generator = hasattr(sampler, "generator")
     if needs_generator and use_seedable_sampler:
         # The original gives none. Here there is one where samples would be lost, which all processes find out together.
         needs_generator = _would_lose_samples(sampler)
-    generator = _provide_generator(sampler) if needs_generator else None
-    loading = loading_arguments(dataloader, share(index_sampler))
-    return DataLoaderShard(dataloader.dataset, synchronized_generator=generator, **loading, **options)
+    return _provide_generator(sampler) if needs_generator else None
 
 
 def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:
@@ -246,6 +237,12 @@ class SkipDataLoader(DataLoader):
 
 def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
     """A loader like `dataloader` that leaves out the first `num_batches` batches of every epoch.
+
+    What leaves them out depends on the loader:
+
+        a prepared one                    `DataLoaderShard.skip_batches`
+        one of a stream, not prepared     a SkipDataLoader, from which `prepare` takes the number
+        another, not prepared             a SkipBatchSampler around its batch sampler, which `prepare` leaves there
 
     If `dataloader` is prepared, these are batches of every process: whole steps. Then both loaders have the same epoch:
     after a pass over either, each visits the next one. A script resumes in the middle of epoch e with `load_state`,

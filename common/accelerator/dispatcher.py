@@ -89,14 +89,14 @@ class DataLoaderDispatcher(DataLoaderShard):
 
         So the generators of all ranks stay alike, unless an order without workers is drawn from torch's.
         """
-        is_new_reader = self._reader is None
-        reader = self._get_reader()
+        # The seed. Without workers torch's loader draws it and, as in the original, calls `iter` of a stream.
         if self.num_workers == 0:
-            iter(reader)  # As in the original, `iter` of a stream is called on every process.
-        elif is_new_reader:
-            torch.empty((), dtype=torch.int64).random_(generator=reader.generator)
+            super()._read(this_pass)
+        elif self._reader is None:
+            torch.empty((), dtype=torch.int64).random_(generator=self._get_reader().generator)
         # In a run that resumes, every process may read. So each saves how the order was drawn.
         this_pass.begin_order(self.samplers[-1])
+        # The order. Workers begin to read when the pass begins.
         if self.prefetch_factor is not None:  # There are workers.
             list(islice(index_sampler_of(self), self.prefetch_factor * self.num_workers))
 
@@ -117,9 +117,9 @@ class DataLoaderDispatcher(DataLoaderShard):
         """
         world_size = self.state.num_processes
         for batch in batches:
-            if this_pass.first_rows is None and not self._drop_last:
+            if this_pass.filling_rows is None and not self._drop_last:
                 # In a resumed pass these are the rows of the epoch's first step, as saved.
-                this_pass.first_rows = put_back(this_pass.start.first_rows, self._slice(batch, 0, world_size))
+                this_pass.filling_rows = put_back(this_pass.start.first_rows, self._slice(batch, 0, world_size))
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
@@ -130,7 +130,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                     )
                 if not self._drop_last:
                     share += 1
-                    batch = fill_up(batch, this_pass.first_rows, least_rows=share * world_size)
+                    batch = fill_up(batch, this_pass.filling_rows, least_rows=share * world_size)
             short_step = None
             if num_real != self.total_batch_size:
                 rows = (share,) * world_size

@@ -60,10 +60,10 @@ class Pass:
         is_resumed: True if it is the first one after a checkpoint was loaded, and begins within its epoch.
         step: how many steps of the epoch were left out or yielded.
         short_step: the ShortStep of the step that was yielded last, if it has one.
-        read_ahead: the step that was read and not yielded; None after the last one.
+        next_step: the step that was read and not yielded; None after the last one.
         end_of_dataloader: True from the last batch on. A script may set it.
         drawn_from: see Position.
-        first_rows: the rows that fill up a dispatched last step: on the main process, after the first step was read.
+        filling_rows: those that fill up a dispatched last step: on the main process, after the first step was read.
     """
 
     def __init__(self, start: Position, is_resumed: bool = False) -> None:
@@ -71,15 +71,15 @@ class Pass:
         self.is_resumed = is_resumed
         self.step = start.step
         self.short_step: ShortStep | None = None
-        self.read_ahead: Step | None = None
+        self.next_step: Step | None = None
         self.end_of_dataloader = False
         self.drawn_from = start.drawn_from
-        self.first_rows: Any = None
+        self.filling_rows: Any = None
 
     @property
     def is_over(self) -> bool:
         """True if the batch that was yielded last is the last one of the epoch, whatever the script has set."""
-        return self.step > self.start.step and self.read_ahead is None
+        return self.step > self.start.step and self.next_step is None
 
     def begin_order(self, sampler: Any) -> None:
         """Note the states from which `sampler` is about to draw the order; those of a checkpoint are restored first."""
@@ -87,12 +87,12 @@ class Pass:
             rewind(sampler, self.start.drawn_from)
         self.drawn_from = order_states(sampler)
 
-    def advance(self, short_step: ShortStep | None, read_ahead: Step | None) -> None:
-        """Go on to the step that is yielded next, which may be a short one. One step more may have been read."""
+    def advance(self, short_step: ShortStep | None, next_step: Step | None) -> None:
+        """Go on to the step that is about to be yielded, which may be a short one. The `next_step` has been read."""
         self.step += 1
         self.short_step = short_step
-        self.read_ahead = read_ahead
-        if read_ahead is None:
+        self.next_step = next_step
+        if next_step is None:
             self.end_of_dataloader = True
 
     def position(self) -> Position:
@@ -103,8 +103,8 @@ class Pass:
             step=self.step,
             is_over=self.is_over,
             drawn_from=self.drawn_from,
-            read_ahead=None if self.read_ahead is None else saved_leaves(self.read_ahead.content),
-            first_rows=saved_leaves(self.first_rows),
+            read_ahead=None if self.next_step is None else saved_leaves(self.next_step.content),
+            first_rows=saved_leaves(self.filling_rows),
         )
 
 
@@ -130,29 +130,36 @@ class Progress:
     @property
     def current(self) -> Pass:
         """The last of `passes`; outside of a loop a new Pass that never begins, so that `state_dict` has one rule."""
-        return self.passes[-1] if self.passes else Pass(self._next_start())
+        if self.passes:
+            return self.passes[-1]
+        return Pass(self._checkpoint_within_epoch() or Position(self.epoch))
 
     def begin_pass(self, skip: int) -> Pass:
         """Begin the next pass, over a loader that leaves out the first `skip` steps of every epoch.
 
         Where it begins:
 
-            the loader skips      no checkpoint in the epoch    a checkpoint within the epoch
-            as it was prepared    behind what it skips          at the checkpoint, with the batch that was read ahead
-            to the checkpoint     behind what it skips          the same
-            to another step       behind what it skips          behind what it skips, in the order of the checkpoint
+            no checkpoint within the epoch      behind what the loader skips
+            there is one, and the loader skips
+                as it was prepared              at the checkpoint, with the batch that was read ahead
+                to the checkpoint               the same
+                to another step                 behind what it skips, in the order of the checkpoint
         """
-        start = self._next_start()
-        if start.step == 0 or skip not in (self.prepared_skip, start.step):
-            start = start._replace(step=skip, is_over=False, read_ahead=None)
+        loaded = self._checkpoint_within_epoch()
+        if loaded is None:
+            start = Position(self.epoch, step=skip)
+        elif skip in (self.prepared_skip, loaded.step):
+            start = loaded
+        else:
+            start = loaded._replace(step=skip, is_over=False, read_ahead=None)
         this_pass = Pass(start, is_resumed=self.checkpoint is not None and start.step > self.prepared_skip)
         self.checkpoint = None
         self.passes.append(this_pass)
         return this_pass
 
-    def _next_start(self) -> Position:
-        """The checkpoint that was loaded, if it lies within the epoch that is next; else that epoch's beginning."""
+    def _checkpoint_within_epoch(self) -> Position | None:
+        """The checkpoint that was loaded, if it lies in the epoch that is next, and not at its beginning."""
         loaded = self.checkpoint
         if loaded is not None and loaded.epoch == self.epoch and loaded.step > 0:
             return loaded
-        return Position(self.epoch)
+        return None

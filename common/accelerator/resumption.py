@@ -46,7 +46,7 @@ def rewind(sampler: Any, drawn_from: tuple[torch.Tensor, torch.Tensor | None]) -
     set_state(generator_of(sampler), sampler_state)
     if generator_of(sampler) is not None and sampler_state is None:
         # On several processes `prepare` has given it a generator. The order was drawn on one, where it had none.
-        sampler.generator = None  # `restored_generators` puts it back.
+        sampler.generator = None  # Until `restored_generators` puts it back.
 
 
 def generator_states(sampler: Any, loader_generator: torch.Generator | None) -> dict[str, torch.Tensor | None]:
@@ -82,7 +82,7 @@ def set_state(generator: torch.Generator | None, state: torch.Tensor | None) -> 
 def restored_generators(
     device: torch.device | None, sampler: Any, loader_generator: torch.Generator | None
 ) -> Iterator[None]:
-    """Restore all generators to where they are now, whatever is done within."""
+    """Restore all generators to where they are now, and the one that `sampler` has, whatever is done within."""
     device = device or torch.device("cpu")
     random_states = get_random_states(device)
     sampler_generator = generator_of(sampler)
@@ -118,6 +118,8 @@ def put_back(saved: list | None, batch: Any) -> Any:
         logger.warning("a saved batch is left out: the one read now has other entries", main_process_only=False)
         return batch
     for place, leaf in enumerate(saved):
+        if isinstance(leaf, torch.Tensor) and isinstance(new_leaves[place], torch.Tensor):
+            leaf = leaf.to(new_leaves[place].device)
         if leaf is not None:
             new_leaves[place] = leaf
     return replace_leaves(batch, new_leaves)

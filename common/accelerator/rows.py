@@ -143,5 +143,4 @@ def _join_rows(name: str, parts: list[Any]) -> Any:
 
         return numpy.concatenate(parts)
     except (RuntimeError, TypeError, ValueError) as error:
-        shapes = " and ".join(str(list(part.shape)) for part in parts)
-        raise ValueError(f"{name} of the shapes {shapes} cannot be joined to a step: {READ_EVERYWHERE}") from error
+        raise ValueError(f"{name} cannot be joined to a step ({error}): {READ_EVERYWHERE}") from error

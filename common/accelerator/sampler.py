@@ -10,10 +10,9 @@ sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1
 process 0:
 
     BatchSamplerShard   makes Step([4, 0], ShortStep(rows=(2, 2), num_real_all_ranks=1))
-    PassSampler         gives [4, 0] to torch's loader, which handles nothing but samples, and keeps the Step
+    DataLoaderShard     keeps the Step, and gives [4, 0] to torch's loader, which handles nothing but samples
     torch's loader      reads the two samples and collates them to tensor([4, 0])
-    PassSampler         puts the tensor into the Step, in the place of [4, 0]
-    DataLoaderShard     yields the tensor, and has the ShortStep as `loader.short_step`
+    DataLoaderShard     puts the tensor into the Step, yields it, and has the ShortStep as `loader.short_step`
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -58,8 +58,8 @@ class DataLoaderShard(DataLoader):
 
         Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
         _begin_reading        takes over the generators of rank 0, and tells the epoch
-        _read                 asks torch's loader for an iterator, which draws a seed; a stream leaves out steps here
-        PassSampler           draws the order, leaves out steps, puts the batches into their Steps; a stream has none
+        _read                 leaves out steps, asks torch's loader for an iterator, which draws a seed
+        steps_of              draws the order; a stream has none
         send_to_device        puts the batch on the device
 
     Args:
@@ -113,7 +113,7 @@ class DataLoaderShard(DataLoader):
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 following = next(steps, None)
-                this_pass.advance(short_step, read_ahead=following)
+                this_pass.advance(short_step, next_step=following)
                 # It stands behind passes that a script has begun within it, and not ended.
                 progress.passes.remove(this_pass)
                 progress.passes.append(this_pass)
@@ -156,14 +156,22 @@ class DataLoaderShard(DataLoader):
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
-        batches: Iterator[Any] = iter(reader)  # This draws a seed, see `steps_of`.
-        if not isinstance(self.dataset, IterableDataset):
-            return index_sampler_of(reader).steps_with(batches)
-        # A stream is always read from its first batch.
-        batches = islice(batches, this_pass.start.step * self.batches_read_per_step, None)
-        if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
-            return batches
-        return (Step(batch, None) for batch in batches)
+        skipped_batches = this_pass.start.step * self.batches_read_per_step
+        if isinstance(self.dataset, IterableDataset):
+            # A stream is always read from its first batch.
+            rest = islice(iter(reader), skipped_batches, None)
+            if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
+                return rest
+            return (Step(batch, None) for batch in rest)
+        index_sampler = index_sampler_of(self)
+        if skipped_batches > 0:
+            index_sampler = SkipBatchSampler(index_sampler, skipped_batches)
+        steps = _draw_and_note(index_sampler, this_pass) if self.use_stateful_dataloader else steps_of(index_sampler)
+        # Torch's loader gets the sample numbers alone, and returns the batches in their order. So the steps are kept.
+        given_steps, kept_steps = tee(steps)
+        index_sampler_of(reader).steps = given_steps
+        batches = iter(reader)  # This draws a seed, see `steps_of`.
+        return (step._replace(content=batch) for batch, step in zip(batches, kept_steps, strict=True))
 
     def _get_reader(self) -> DataLoader:
         """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive."""
@@ -171,10 +179,7 @@ class DataLoaderShard(DataLoader):
             return self._reader
         # This loader shows scripts their own batch sampler and data set. The reader has a PassSampler in place of the
         # batch sampler, which torch forbids to change after `__init__`. A stream is read without one.
-        pass_sampler = PassSampler(
-            index_sampler_of(self), self.batches_read_per_step, self.use_stateful_dataloader, self.progress
-        )
-        arguments = loading_arguments(self, pass_sampler)
+        arguments = loading_arguments(self, PassSampler())
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
         if self.persistent_workers and self.progress.seed_is_drawn and self.skip_batches == self.progress.prepared_skip:
@@ -282,7 +287,8 @@ class DataLoaderShard(DataLoader):
                 another class.
         """
         sampler = self.samplers[-1]
-        if self.use_stateful_dataloader and "step" in state_dict:
+        holds_position = "step" in state_dict
+        if self.use_stateful_dataloader and holds_position:
             position = loaded_position(state_dict, self._sharing, type(sampler).__name__)
             load_generator_states(state_dict, sampler, self.generator)
             self.progress.seed_is_drawn = state_dict["seed_is_drawn"]
@@ -357,44 +363,21 @@ def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, A
 
 
 class PassSampler:
-    """The batch sampler of torch's loader: the batches of sample numbers of the pass that begins.
+    """The batch sampler of torch's loader: the sample numbers of the `steps` that it is given for each pass.
 
-    Torch's loader reads by the sample numbers alone, and returns the batches in their order. So the Steps of these
-    numbers are kept until then, and `steps_with` puts each batch into its Step.
-
-    Workers that stay alive keep this object for all passes, so it finds the pass that begins in the loader's Progress.
-    It does not hold the loader: in such a circle of references the workers would end only when the garbage collector
-    runs, and torch waits five seconds for each.
-
-    Args:
-        batches: a BatchSamplerShard, or what the script reads by: batches of sample numbers, or single numbers.
-        batches_read_per_step: how many of them are read for a step, see DataLoaderShard.
-        notes_order: the passes note how their orders were drawn, for a stateful loader.
+    Workers that stay alive keep this object for all passes. The steps do not hold the loader that gives them: in such a
+    circle of references the workers would end only when the garbage collector runs, and torch waits five seconds for
+    each.
     """
 
-    def __init__(self, batches: Any, batches_read_per_step: int, notes_order: bool, progress: Progress) -> None:
-        self.batches = batches
-        self.batches_read_per_step = batches_read_per_step
-        self.notes_order = notes_order
-        self.progress = progress
-        self.kept_steps: Iterator[Step] = iter(())
+    def __init__(self) -> None:
+        self.steps: Iterator[Step] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        """The sample numbers of each batch."""
-        this_pass = self.progress.passes[-1]
-        batches = self.batches
-        if this_pass.start.step > 0:
-            batches = SkipBatchSampler(batches, this_pass.start.step * self.batches_read_per_step)
-        steps = self._draw_and_note(batches, this_pass) if self.notes_order else steps_of(batches)
-        steps, self.kept_steps = tee(steps)
-        return (step.content for step in steps)
+        return (step.content for step in self.steps)
 
-    def _draw_and_note(self, batches: Any, this_pass: Pass) -> Iterator[Step]:
-        """The steps of an order that is drawn when the first is asked for, always after torch's seed (`steps_of`)."""
-        this_pass.begin_order(sampler_chain(batches)[-1])
-        yield from steps_of(batches)
 
-    def steps_with(self, batches: Iterator[Any]) -> Iterator[Step]:
-        """The steps with the `batches` that torch's loader has read, in the place of their sample numbers."""
-        for batch in batches:
-            yield next(self.kept_steps)._replace(content=batch)
+def _draw_and_note(index_sampler: Any, this_pass: Pass) -> Iterator[Step]:
+    """The steps of an order that is drawn when the first is asked for, always after torch's seed (`steps_of`)."""
+    this_pass.begin_order(sampler_chain(index_sampler)[-1])
+    yield from steps_of(index_sampler)

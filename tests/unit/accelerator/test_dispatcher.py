@@ -326,7 +326,8 @@ def batches_to_refuse(rows):
         "['first'] differs between the batches of a step": {"first": first, "rows": rows},
         "['arrays'] differs between the batches of a step": {"arrays": [rows.numpy()], "rows": rows},
         "only some of the batches of a step have ['more']": {"rows": rows, **more},
-        "['rows'] of the shapes [4, 1] and [4, 5] cannot be joined": {"rows": rows[:, None].expand(-1, 1 + first)},
+        "['rows'] cannot be joined to a step (Sizes of": {"rows": rows[:, None].expand(-1, 1 + first)},
+        "['mixed'] cannot be joined": {"mixed": rows if first == 0 else rows.tolist(), "rows": rows},
     }
 
 
