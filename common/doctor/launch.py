@@ -91,7 +91,7 @@ def _wait(ranks: list[Rank], patience: float) -> None:
             changed = time.monotonic()
         if has_crashed:  # the others may wait for that rank in vain
             limit = SECONDS_AFTER_A_CRASH
-        elif None in progress:  # a rank has not begun to run the script
+        elif any(_last_progress(rank) is None for rank in running):  # it has not begun to run the script
             limit = max(patience, SECONDS_TO_START)
         else:
             limit = patience
@@ -134,7 +134,7 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
     exit_code = rank.process.returncode
     if was_stopped and end.reason != "crash":
         end.reason = "stopped"
-    elif exit_code != 0 and end.reason is None:  # it was killed, or left by os._exit
+    elif exit_code != 0 and end.reason in (None, "finished"):  # it was killed, left by os._exit, or died at its exit
         end.reason = "crash"
         cause = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
         end.text = f"{cause}: last printed: {record.last_printed}"

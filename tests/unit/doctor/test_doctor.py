@@ -121,13 +121,25 @@ def test_ctrl_c_ends_the_doctor_in_one_line_and_all_of_its_processes(tmp_path):
         assert doctor.err == "interrupted: nothing was examined\n"
 
 
-def test_the_group_of_a_rank_that_has_ended_is_signalled_once(monkeypatch):
+def test_a_rank_that_has_ended_is_signalled_once_and_is_not_waited_for(monkeypatch, tmp_path):
     signalled = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: signalled.append((pid, number)))
     ended = launch.Rank(0, Path("nowhere"), subprocess.Popen(["true"]))
-    launch._wait([ended], patience=60)
+    hanging = launch.Rank(1, tmp_path, subprocess.Popen(["sleep", "9"]))
+    (tmp_path / record.PROGRESS).touch()
+    launch._wait([ended, hanging], patience=1)
     assert launch._stop([ended]) == []
     assert signalled == [(ended.process.pid, signal.SIGKILL)]
+    assert hanging.process.poll() is None
+    hanging.process.kill()
+
+
+def test_a_rank_that_dies_at_its_exit_has_crashed(tmp_path):
+    dying = launch.Rank(0, tmp_path, subprocess.Popen(["sh", "-c", "kill -ABRT $$"]))
+    dying.process.wait()
+    record.write(record.Record(0, end=record.End("finished")), tmp_path / record.FILE)
+    (tmp_path / launch.LOG).touch()
+    assert launch._record(dying, was_stopped=False).end.reason == "crash"
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
