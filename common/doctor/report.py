@@ -2,7 +2,7 @@
 
 import textwrap
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.answers import Answer, Failed, Finding, NotExamined, Right
 from common.doctor.checks import ONLY_YOU_CAN_SEE
 from common.doctor.checks.by_rank import across_ranks
 from common.doctor.record import Record
@@ -59,6 +59,8 @@ def _verdict(answers: dict[str, Answer], observer_errors: list[str]) -> str:
         return f"Not healthy: {found} found."
     if observer_errors:
         return "Nothing found, but an observer failed, and does not know all."
+    if any(isinstance(answer, Failed) for answer in answers.values()):
+        return "Nothing found, but a check failed."
     if isinstance(answers["weights"], Right):
         return "Healthy: nothing found."
     return "Nothing found, but the weights were not compared."

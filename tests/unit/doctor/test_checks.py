@@ -304,6 +304,7 @@ def test_a_check_that_fails_leaves_the_answers_of_the_others(monkeypatch):
     answers = checks.ask_all([Record(0), Record(1)], patience=60)
     assert answers["files"].reason == "the check failed: IndexError: list index out of range"
     assert answers.keys() == {"end of the script", *checks.CHECKS}
+    assert "Healthy" not in "\n".join(report.lines({**answers, "weights": Right()}, [Record(0)]))
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():
