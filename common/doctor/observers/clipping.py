@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from common.doctor.observers.recorder import Recorder
 
@@ -30,6 +31,7 @@ class ClippingObserver:
     def install(self) -> None:
         self._recorder.wrap(GradScaler, "__init__", after=self.after_init)
         self._recorder.wrap(GradScaler, "scale", after=self.after_scale)
+        self._recorder.wrap(ShardedGradScaler, "scale", after=self.after_scale)  # that of FSDP, which has its own
         self._recorder.wrap(GradScaler, "unscale_", before=self.before_division)
         self._recorder.wrap(GradScaler, "step", after=self.after_step)
         self._recorder.wrap(torch.nn.utils, "clip_grad_norm_", before=self.before_clipping)
