@@ -102,6 +102,7 @@ def test_a_further_batch_of_one_rank_ends_the_comparison_if_it_is_trained(forwar
 HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]
 ALL = [(shuffled(0), shuffled(0))]
 OWN = [(shuffled(0), shuffled(1))]
+THREE_TIMES = [[[sample for sample in shuffled(0) for _ in range(3)][rank::4] for rank in range(4)]]
 DRAWN = [([1, 2, 3, 1, *range(4, 30)], range(1, 31))]
 # The contents of a sample: an image and a label, where another rank or another epoch reads it.
 CONTENTS = {
@@ -122,11 +123,12 @@ CONTENTS = {
         pytest.param(ALL, "same", Finding, None, NotExamined, id="all"),
         pytest.param(OWN, "same", Finding, "different_orders", NotExamined, id="its own order"),
         pytest.param(OWN, "of each rank", NotExamined, None, NotExamined, id="its own order of its own data"),
+        pytest.param(THREE_TIMES, "same", NotExamined, None, NotExamined, id="three times, each on another rank"),
         pytest.param(DRAWN, "same", NotExamined, None, NotExamined, id="with replacement"),
     ],
 )
 def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, training, pitfall, of_data_sets):
-    records = [Record(rank) for rank in range(2)]
+    records = [Record(rank) for rank in range(len(epochs[0]))]
     for number, orders in enumerate(epochs):
         for one, order in zip(records, orders, strict=True):
             one.epochs.append(epoch_of(order, functools.partial(CONTENTS[kind], one.rank, number)))
@@ -154,23 +156,26 @@ def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it
 
 
 @pytest.mark.parametrize(
-    "of_rank_0, of_rank_1, kind",
+    "of_rank_0, of_rank_1, kind, counts",
     [
-        pytest.param([[0, 2, 4]], [[1, 3, 5]], Right, id="each once"),
-        pytest.param([[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], Right, id="all on each rank"),
-        pytest.param([[0, 2, 4]], [[1, 3, 0]], Finding, id="filled up"),
-        pytest.param([[0, 2]], [[1, 3]], Finding, id="dropped"),
-        pytest.param([[0, 2], [4, 5]], [[1, 3], [4, 5]], Right, id="the rest follows"),
-        pytest.param([[0, 2], [5, 1]], [[1, 3], [4, 0]], Finding, id="dropped from two orders"),
-        pytest.param([[0, 2]], [[1]], Right, id="a part"),
-        pytest.param([[0, 2, 4], [0, 1, 2, 3]], [[1, 3, 5]], NotExamined, id="a further one on rank 0"),
+        pytest.param([[0, 2, 4]], [[1, 3, 5]], Right, "", id="each once"),
+        pytest.param([[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], Right, "", id="all on each rank"),
+        pytest.param([[0, 2, 4]], [[1, 3, 0]], Finding, "once, 1 never", id="filled up"),
+        pytest.param([[3, 5]], [[4, 3]], Finding, "once, 0 never", id="filled up part"),
+        pytest.param([[0, 2]], [[1, 3]], Finding, "0 of 6 samples", id="dropped"),
+        pytest.param([[0, 2], [4, 5]], [[1, 3], [4, 5]], Right, "", id="the rest follows"),
+        pytest.param([[0, 2], [5, 1]], [[1, 3], [4, 0]], Finding, "2 never", id="dropped from two orders"),
+        pytest.param([[0, 2]], [[1]], Right, "", id="a part"),
+        pytest.param([[0, 2, 4], [0, 1, 2, 3]], [[1, 3, 5]], NotExamined, "", id="a further one on rank 0"),
     ],
 )
-def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_rank_1, kind):
+def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_rank_1, kind, counts):
     records = [Record(0), Record(1)]
     for one, orders in zip(records, (of_rank_0, of_rank_1), strict=True):
         one.epochs = [epoch_of(order, batch_size=1, size=6, trained=False) for order in orders]
-    assert isinstance(evaluations.check_evaluation_samples(records), kind)
+    answer = evaluations.check_evaluation_samples(records)
+    assert isinstance(answer, kind)
+    assert counts in getattr(answer, "text", "")
     for epoch in records[0].epochs + records[1].epochs:
         epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
     assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
