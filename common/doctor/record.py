@@ -134,10 +134,10 @@ class Record:
     # By what drew ("forwards in training" or "batches") and the generator: a fingerprint of its state before each draw.
     draws: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
-    # Noted after each of the first steps: the number of parameters without a gradient that are in an optimizer and in
-    # no network, and the names of those with a gradient that are in a trained network and in no optimizer.
-    stepped_without_gradient: int = 0
-    trained_without_optimizer: list[str] = field(default_factory=list)
+    # As they are after the last of the first steps: the number of parameters without a gradient that are in an
+    # optimizer and in no network, and the names of those of trained networks with a gradient that are in no optimizer.
+    optimized_in_no_network: int = 0
+    trained_in_no_optimizer: list[str] = field(default_factory=list)
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Record:
 
 
 class _Pickler(pickle.Pickler):
-    """It writes the classes of this module by their names. pickle would import `common`, which may be the script's."""
+    """It writes the classes of this module by their names: pickle would import the script's `common` (`run_script`)."""
 
     def persistent_id(self, obj: Any) -> str | None:
         is_ours = isinstance(obj, type) and obj.__module__ == __name__

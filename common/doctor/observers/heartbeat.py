@@ -14,7 +14,7 @@ from common.doctor.record import PROGRESS
 INTERVAL = 0.2  # seconds
 _LIBRARY_FOLDERS = (
     *[sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")],
-    str(Path(__file__).parents[2]),
+    str(Path(__file__).parents[2]),  # not by the name `common`: see run_script.py
 )
 # With a slash, so that /x/common2 does not belong to /x/common. A "<" begins the name of code that is in no file.
 _LIBRARIES = ("<", *[f"{folder}/" for folder in _LIBRARY_FOLDERS])
