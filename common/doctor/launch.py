@@ -33,10 +33,7 @@ class Rank(NamedTuple):
 
 
 def observe(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
-    """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds.
-
-    The command runs `run_script.py`. Each rank has a folder of its own in `folder`.
-    """
+    """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds."""
     port = free_port()
     ranks: list[Rank] = []
     try:

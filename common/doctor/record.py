@@ -22,8 +22,6 @@ Reason = Literal["finished", "steps", "crash", "stopped"]
 
 @dataclass
 class Batch:
-    """A batch that a DataLoader has handed out."""
-
     samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
@@ -46,7 +44,7 @@ class Epoch:
         rank 1   Batch([0, 4], …, steps=0, forwards=[2])   Batch([3], …, steps=1, forwards=[1])
     """
 
-    loader: int  # the number of the DataLoader, in the order of their first use
+    loader: int  # the number of the DataLoader, which no other one has
     size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it has no length
     numbers: Sequence[int] = ()  # those of the samples that the loader can read: all, or the part of a `Subset`
     complete: bool = False  # True if the loader came to the end of its data
@@ -59,14 +57,11 @@ class Epoch:
 
     @property
     def is_training(self) -> bool:
-        """True if a network was trained with one of its batches."""
         return any(batch.forwards for batch in self.batches)
 
 
 @dataclass
 class Network:
-    """A network that the script has called."""
-
     kind: str  # the name of its class
     parameter_count: int = 0  # the number of its parameter tensors
     has_module: bool = False  # True if a part of it is itself called `module`
@@ -81,12 +76,10 @@ class Network:
 
 @dataclass
 class Step:
-    """A step of an optimizer."""
-
     # One for each parameter group; None where an optimizer works it out itself, as Adafactor does, and for a nan.
     learning_rates: list[float | None]
     micro_batches: int  # the number of forwards in training, of all networks, since the step before
-    optimizer: int = 0  # the optimizer's number, in the order of their first steps
+    optimizer: int = 0  # the number of the optimizer, which no other one has
 
 
 @dataclass
@@ -146,7 +139,6 @@ class Record:
 
     @property
     def training_epochs(self) -> list[Epoch]:
-        """The epochs with forwards in training."""
         return [epoch for epoch in self.epochs if epoch.is_training]
 
     @property

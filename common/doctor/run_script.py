@@ -2,8 +2,7 @@
 
     python common/doctor/run_script.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
-LAST_STEP is the number of the optimizer step after which the script is ended, or None.
-The record goes to the folder of the rank, FOLDER/rank0 and so on.
+LAST_STEP is the optimizer step after which the script is ended, or None. The record of rank 0 goes to FOLDER/rank0.
 
 The script may have a package `common` of its own. So this file is run by its path, has the repository in `sys.path`
 only while it imports the observers, and then removes their modules from `sys.modules`. `record.write` pickles without

@@ -12,7 +12,6 @@ UNUSED = "parameters that were not used in producing loss"  # a part of Distribu
 
 
 def check_end(records: list[Record], patience: float) -> Answer:
-    """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
     reasons = [record.end.reason for record in records]
     if "crash" in reasons or "stopped" in reasons:
         record = rank_with_own_error(records)
@@ -55,7 +54,6 @@ def _crashed(record: Record) -> Finding:
 
 
 def _position(record: Record) -> str:
-    """For example "rank 0 is in train.py:7"."""
     if record.end.reason == "crash":
         return f"rank {record.rank} could not communicate ({record.end.text[:MAX_ERROR]})"
     if record.end.reason == "stopped":

@@ -14,8 +14,7 @@
     a part of one order that has each sample several times                    not examined
     an order of its own                                                       found
 
-The rows stand in the order of the code. Samples are compared by their numbers, and where that is not enough by their
-contents.
+The rows are in the code's order. Samples are compared by their numbers, and if that is not enough by their contents.
 """
 
 from collections import Counter
@@ -83,7 +82,6 @@ def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 
 def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    """The answer where all ranks have read the same samples in the same order."""
     for epoch in epochs:
         # Two forwards of half a batch may be those of two networks with the same half, so they are not added up.
         whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) >= batch.size]

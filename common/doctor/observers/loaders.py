@@ -69,9 +69,8 @@ class LoaderObserver:
         return None
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        if loader not in self._numbers:
-            self._numbers[loader] = next(self._new_numbers)
-        self._readings[iterator] = Reading(_epoch(loader, self._numbers[loader]), weakref.ref(iterator))
+        number = self._numbers.setdefault(loader, next(self._new_numbers))
+        self._readings[iterator] = Reading(_epoch(loader, number), weakref.ref(iterator))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
@@ -100,8 +99,8 @@ class LoaderObserver:
             self._readings[iterator].epoch.complete = True
 
 
-def _epoch(loader: DataLoader, number_of_loader: int) -> Epoch:
-    epoch = Epoch(number_of_loader, size=None)
+def _epoch(loader: DataLoader, number: int) -> Epoch:
+    epoch = Epoch(number, size=None)
     dataset: Any = loader.dataset
     with contextlib.suppress(TypeError):  # an iterable data set has no length
         epoch.numbers = range(len(dataset))

@@ -31,8 +31,7 @@ class OptimizerObserver:
         register_optimizer_step_post_hook(self._recorder.guarded(self.after_step))
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if optimizer not in self._numbers:
-            self._numbers[optimizer] = next(self._new_numbers)
+        self._numbers.setdefault(optimizer, next(self._new_numbers))
         if isinstance(getattr(optimizer, "optim", None), Optimizer):
             return  # a ZeroRedundancyOptimizer: the optimizer of its part has made the step
         rates = []
@@ -50,7 +49,6 @@ class OptimizerObserver:
             os._exit(0)
 
     def _note_parameters(self) -> None:
-        """Note the parameters that are in an optimizer and in no network, or in a network and in no optimizer."""
         in_optimizers: set[nn.Parameter] = set()
         for optimizer in self._numbers:
             for group in optimizer.param_groups:

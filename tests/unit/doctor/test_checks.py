@@ -85,10 +85,7 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, 
     return Epoch(loader, size, range(size), complete=True, batches=batches)
 
 
-@pytest.mark.parametrize(
-    "forwards, kind",
-    [pytest.param([4], NotExamined, id="trained, under Join"), pytest.param([], Right, id="read in vain")],
-)
+@pytest.mark.parametrize("forwards, kind", [([4], NotExamined), ([], Right)])  # trained under Join, or read in vain
 def test_a_further_batch_of_one_rank_ends_the_comparison_if_it_is_trained(forwards, kind):
     records = trained()
     records[0].epochs = [epoch_of(range(24))]
@@ -195,12 +192,9 @@ def test_who_gathers_from_an_evaluation_may_drop_what_is_repeated(calls, kind):
     assert isinstance(evaluations.check_evaluation_samples(records), kind)
 
 
-@pytest.mark.parametrize(
-    "keys, kind",
-    [(["module.w"], Finding), (["n_averaged", "module.w"], Right), (["n_averaged", "module.module.w"], Finding)],
-)
-def test_the_keys_of_an_averaged_model_may_begin_with_module_once(keys, kind):
-    assert isinstance(files.check_keys([Record(0, saves=[Save("last.pt", [keys])])]), kind)
+@pytest.mark.parametrize("key, kind", [("module.w", Right), ("module.module.w", Finding)])
+def test_the_keys_of_an_averaged_model_may_begin_with_module_once(key, kind):
+    assert isinstance(files.check_keys([Record(0, saves=[Save("last.pt", [["n_averaged", key]])])]), kind)
 
 
 def test_the_first_draws_of_each_source_are_recorded():
@@ -217,10 +211,7 @@ def test_no_two_ranks_draw_alike(of_ranks, kind):
     assert isinstance(check_draws(records), kind)
 
 
-@pytest.mark.parametrize(
-    "micro_batches, kind",
-    [([1, 3, 3, 2], Finding), ([3, 3, 3, 2], Right), ([1, 1, 1, 1], Right), ([1, 3], NotExamined)],
-)
+@pytest.mark.parametrize("micro_batches, kind", [([1, 3, 3, 2], Finding), ([3, 3, 3, 2], Right), ([1, 3], NotExamined)])
 def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, kind):
     steps_of = [Step([0.1], count) for count in micro_batches]
     first = Record(0, steps=steps_of, networks=[Network("Net", forwards=12)])
@@ -229,9 +220,7 @@ def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, 
     assert steps.check_accumulation([first]).reason.endswith("but 2 were trained")
 
 
-@pytest.mark.parametrize(
-    "rates, kind", [([0.2, 0.1, 0], Right), ([0.1, 0, 0, 0], Finding), ([0.1, 0.1], NotExamined), ([0, None], Right)]
-)
+@pytest.mark.parametrize("rates, kind", [([0.2, 0.1, 0], Right), ([0.1, 0, 0, 0], Finding), ([0, None], Right)])
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
     of_another = [Step([0.5, 0.5], 1, optimizer=1)] * 3  # which stays as it is
     assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates] + of_another)]), kind)
@@ -313,6 +302,5 @@ def test_a_check_that_fails_leaves_the_answers_of_the_others(monkeypatch):
 
 
 def test_where_an_observer_failed_nothing_is_called_healthy():
-    watched = Record(rank=0, observer_errors=["ValueError: a rate"])
-    assert "Healthy" not in "\n".join(report.lines({"weights": Right()}, [watched]))
+    assert "Healthy" not in "\n".join(report.lines({"weights": Right()}, [Record(0, observer_errors=["ValueError"])]))
     assert "Healthy" in "\n".join(report.lines({"weights": Right()}, [Record(rank=0)]))
