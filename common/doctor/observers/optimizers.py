@@ -14,7 +14,7 @@ from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Step
 
-FIRST_STEPS = 16  # the parameters are noted after each of these
+FIRST_STEPS = 16  # the parameters are noted after each of these, and the last one counts
 
 
 class OptimizerObserver:
