@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.doctor.record import FILE, PROGRESS, Record, read
+from common.doctor.record import AFTER_ITS_LAST_LINE, FILE, PROGRESS, Record, read
 from common.launch import free_port, rank_variables
 
 POLL_SECONDS = 0.2
@@ -132,7 +132,8 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
     if was_stopped and end.reason != "crash":
         end.reason = "stopped"
     elif exit_code != 0 and end.reason in (None, "finished"):  # it was killed, left by os._exit, or died at its exit
+        when = f"{AFTER_ITS_LAST_LINE}, " if end.reason == "finished" else ""
         end.reason = "crash"
         cause = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
-        end.text = f"{cause}: last printed: {record.last_printed}"
+        end.text = f"{when}{cause}: last printed: {record.last_printed}"
     return record

@@ -17,6 +17,7 @@ FILE = "record.pickle"
 PROGRESS = "progress"
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
+AFTER_ITS_LAST_LINE = "after its last line"  # so the text of such a crash begins
 Reason = Literal["finished", "steps", "crash", "stopped"]
 
 

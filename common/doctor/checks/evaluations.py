@@ -67,7 +67,8 @@ def _expected_numbers(epochs: tuple[Epoch, ...], last_batches: int) -> set[int]:
     """The numbers that the ranks' data sets have together: all, or those of a `Subset`."""
     numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
     whole = range(epochs[0].size)
-    if len(whole) - len(numbers) < last_batches:  # the script may have cut the parts, and dropped what was left over
+    has_own_parts = any(epoch.numbers != epochs[0].numbers for epoch in epochs)
+    if has_own_parts and len(whole) - len(numbers) < last_batches:  # the script may have dropped what was left over
         numbers.update(whole)
     return numbers
 

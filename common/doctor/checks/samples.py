@@ -65,7 +65,7 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     order = list(chain.from_iterable(zip(*shares, strict=False)))
     distinct = len(set(order))
     if len(list(groupby(order))) == distinct > len(shares[0]):  # the order is 7 7 7 2 2 2 …
-        return NotExamined("the order that is dealt out has each sample several times, as for repeated augmentation")
+        return NotExamined("each sample was dealt out several times: repeated augmentation, or too few replicas")
     return Finding(  # an order of its own
         f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}",
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",

@@ -47,7 +47,7 @@ class LoaderObserver:
 
     def install(self) -> None:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
-        # An iterator that keeps its workers is reset for another epoch.
+        # An iterator that keeps its workers is reset for another epoch, and one with workers also when it is made.
         self._recorder.wrap(_BaseDataLoaderIter, "_reset", after=self.after_start)
         # Without workers each batch calls before_batch, after_indices, and after_batch, which makes a Batch of both.
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
@@ -69,8 +69,9 @@ class LoaderObserver:
         return None
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        number = self._numbers.setdefault(loader, next(self._new_numbers))
-        self._readings[iterator] = Reading(_epoch(loader, number), weakref.ref(iterator))
+        if loader not in self._numbers:
+            self._numbers[loader] = next(self._new_numbers)
+        self._readings[iterator] = Reading(_epoch(loader, self._numbers[loader]), weakref.ref(iterator))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)

@@ -31,7 +31,8 @@ class OptimizerObserver:
         register_optimizer_step_post_hook(self._recorder.guarded(self.after_step))
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._numbers.setdefault(optimizer, next(self._new_numbers))
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = next(self._new_numbers)
         if isinstance(getattr(optimizer, "optim", None), Optimizer):
             return  # a ZeroRedundancyOptimizer: the optimizer of its part has made the step
         rates = []

@@ -178,6 +178,13 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
 
 
+def test_a_limited_subset_of_all_ranks_is_evaluated_whole():
+    records = [Record(rank, epochs=[epoch_of(range(rank, 6, 2), size=10, trained=False)]) for rank in range(2)]
+    for one in records:
+        one.epochs[0].numbers = list(range(6))
+    assert evaluations.check_evaluation_samples(records) == Right()
+
+
 # The collectives of each rank, in their order. The evaluation begins after the first one, and makes the second.
 @pytest.mark.parametrize(
     "calls, kind",

@@ -80,11 +80,13 @@ def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_la
         pytest.param("scale clip step", True, Finding, id="not divided"),
         pytest.param("scale step update scale clip", True, Finding, id="not divided after a step"),
         pytest.param("scale_sharded clip", True, Finding, id="not divided by the scaler of FSDP"),
+        pytest.param("scale_sharded unscale_sharded clip", True, Right, id="divided by the scaler of FSDP"),
         pytest.param("scale clip step", False, Right, id="never multiplied"),
         pytest.param("scale unscale_ scale_of_other clip", True, Right, id="the loss of another scaler is scaled last"),
     ],
 )
-def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder):
+def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder, monkeypatch):
+    monkeypatch.setattr(ShardedGradScaler, "unscale_", lambda *args: None)  # torch's asks the other ranks
     ClippingObserver(recorder).install()
     scaler, other = (torch.amp.GradScaler("cpu", 65536.0, 2.0, 0.5, 2000, enabled) for _ in range(2))
     weight = torch.ones(1, requires_grad=True)
@@ -94,6 +96,7 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder
         "scale_sharded": lambda: ShardedGradScaler("cpu").scale(weight.sum()).backward(),
         "scale_of_other": lambda: other.scale(torch.ones(1)),
         "unscale_": lambda: scaler.unscale_(optimizer),
+        "unscale_sharded": lambda: ShardedGradScaler("cpu").unscale_(optimizer),
         "clip": lambda: nn.utils.clip_grad_norm_([weight], 1.0),
         "step": lambda: scaler.step(optimizer),
         "update": scaler.update,
