@@ -39,12 +39,12 @@ def examine(options: argparse.Namespace) -> int:
         command = [str(RUN_SCRIPT), folder, str(options.steps), str(options.script), *options.arguments]
         records = launch.observe(command, options.processes, Path(folder), options.time_out)
     seconds = time.monotonic() - started
-    answers = checks.ask_all(records, options.time_out)
     reason = checks.why_nothing_was_examined(records)
     print(report.summary(options.script.name, records, seconds), end="\n\n")
     if reason:
         print(f"Nothing was examined: {reason}")
         return 2
+    answers = checks.ask_all(records, options.time_out)
     print(*report.lines(answers, records), sep="\n")
     return 1 if report.findings(answers) else 0
 

@@ -21,6 +21,11 @@ class NotExamined:
 
 
 @dataclass(frozen=True)
+class Failed(NotExamined):
+    """A check with a fault of the doctor's own."""
+
+
+@dataclass(frozen=True)
 class Right:
     """A check that has found no mistake."""
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.doctor.record import FILE, PROGRESS, Record, read
+from common.doctor.record import AFTER_ITS_LAST_LINE, FILE, PROGRESS, Record, read
 from common.launch import free_port, rank_variables
 
 POLL_SECONDS = 0.2
@@ -33,10 +33,7 @@ class Rank(NamedTuple):
 
 
 def observe(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
-    """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds.
-
-    The command runs `run_script.py`. Each rank has a folder of its own in `folder`.
-    """
+    """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds."""
     port = free_port()
     ranks: list[Rank] = []
     try:
@@ -91,7 +88,7 @@ def _wait(ranks: list[Rank], patience: float) -> None:
             changed = time.monotonic()
         if has_crashed:  # the others may wait for that rank in vain
             limit = SECONDS_AFTER_A_CRASH
-        elif None in progress:  # a rank has not begun to run the script
+        elif any(_last_progress(rank) is None for rank in running):  # it has not begun to run the script
             limit = max(patience, SECONDS_TO_START)
         else:
             limit = patience
@@ -134,8 +131,9 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
     exit_code = rank.process.returncode
     if was_stopped and end.reason != "crash":
         end.reason = "stopped"
-    elif exit_code != 0 and end.reason is None:  # it was killed, or left by os._exit
+    elif exit_code != 0 and end.reason in (None, "finished"):  # it was killed, left by os._exit, or died at its exit
+        when = f"{AFTER_ITS_LAST_LINE}, " if end.reason == "finished" else ""
         end.reason = "crash"
         cause = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
-        end.text = f"{cause}: last printed: {record.last_printed}"
+        end.text = f"{when}{cause}: last printed: {record.last_printed}"
     return record

@@ -17,13 +17,12 @@ FILE = "record.pickle"
 PROGRESS = "progress"
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
+AFTER_ITS_LAST_LINE = "after its last line"  # so the text of such a crash begins
 Reason = Literal["finished", "steps", "crash", "stopped"]
 
 
 @dataclass
 class Batch:
-    """A batch that a DataLoader has handed out."""
-
     samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
@@ -46,7 +45,7 @@ class Epoch:
         rank 1   Batch([0, 4], …, steps=0, forwards=[2])   Batch([3], …, steps=1, forwards=[1])
     """
 
-    loader: int  # the `id` of the DataLoader
+    loader: int  # the number of the DataLoader, which no other one has
     size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it has no length
     numbers: Sequence[int] = ()  # those of the samples that the loader can read: all, or the part of a `Subset`
     complete: bool = False  # True if the loader came to the end of its data
@@ -59,14 +58,11 @@ class Epoch:
 
     @property
     def is_training(self) -> bool:
-        """True if a network was trained with one of its batches."""
         return any(batch.forwards for batch in self.batches)
 
 
 @dataclass
 class Network:
-    """A network that the script has called."""
-
     kind: str  # the name of its class
     parameter_count: int = 0  # the number of its parameter tensors
     has_module: bool = False  # True if a part of it is itself called `module`
@@ -81,12 +77,10 @@ class Network:
 
 @dataclass
 class Step:
-    """A step of an optimizer."""
-
     # One for each parameter group; None where an optimizer works it out itself, as Adafactor does, and for a nan.
     learning_rates: list[float | None]
     micro_batches: int  # the number of forwards in training, of all networks, since the step before
-    optimizer: int = 0  # the optimizer's number, in the order of their first steps
+    optimizer: int = 0  # the number of the optimizer, which no other one has
 
 
 @dataclass
@@ -134,10 +128,10 @@ class Record:
     # By what drew ("forwards in training" or "batches") and the generator: a fingerprint of its state before each draw.
     draws: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
-    # Noted after each of the first steps: the number of parameters without a gradient that are in an optimizer and in
-    # no network, and the names of those with a gradient that are in a trained network and in no optimizer.
-    stepped_without_gradient: int = 0
-    trained_without_optimizer: list[str] = field(default_factory=list)
+    # As they are after the last of the first steps: the number of parameters without a gradient that are in an
+    # optimizer and in no network, and the names of those of trained networks with a gradient that are in no optimizer.
+    optimized_in_no_network: int = 0
+    trained_in_no_optimizer: list[str] = field(default_factory=list)
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -146,7 +140,6 @@ class Record:
 
     @property
     def training_epochs(self) -> list[Epoch]:
-        """The epochs with forwards in training."""
         return [epoch for epoch in self.epochs if epoch.is_training]
 
     @property
@@ -158,7 +151,7 @@ class Record:
 
 
 class _Pickler(pickle.Pickler):
-    """It writes the classes of this module by their names. pickle would import `common`, which may be the script's."""
+    """It writes the classes of this module by their names: pickle would import the script's `common` (`run_script`)."""
 
     def persistent_id(self, obj: Any) -> str | None:
         is_ours = isinstance(obj, type) and obj.__module__ == __name__

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.answers import Answer, Failed, Finding, NotExamined, Right
 from common.doctor.checks import ONLY_YOU_CAN_SEE
 from common.doctor.checks.by_rank import across_ranks
 from common.doctor.record import Record
@@ -16,7 +16,6 @@ def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
 
 
 def summary(script: str, records: list[Record], seconds: float) -> str:
-    """A line about the run: the script, the processes and the steps."""
     first = records[0]
     count = len(first.steps)
     parts = ["1 optimizer step" if count == 1 else f"{count} optimizer steps"]
@@ -33,7 +32,6 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
 
 
 def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
-    """Each finding with its reason and its remedy, then the rest."""
     text = []
     for topic, finding in findings(answers).items():
         text += _wrapped(f"FOUND {topic}: {finding.text}.")
@@ -57,8 +55,8 @@ def _verdict(answers: dict[str, Answer], observer_errors: list[str]) -> str:
     found = len(findings(answers))
     if found:
         return f"Not healthy: {found} found."
-    if observer_errors:
-        return "Nothing found, but an observer failed, and does not know all."
+    if observer_errors or any(isinstance(answer, Failed) for answer in answers.values()):
+        return "Nothing found, but an observer or a check failed."
     if isinstance(answers["weights"], Right):
         return "Healthy: nothing found."
     return "Nothing found, but the weights were not compared."

@@ -2,9 +2,11 @@
 
     python common/doctor/run_script.py FOLDER LAST_STEP SCRIPT [ARGUMENTS …]
 
-LAST_STEP is the number of the optimizer step after which the script is ended, or None.
-The record goes to the folder of the rank, FOLDER/rank0 and so on. This file is run by its path, and removes this
-repository's modules from `sys.modules`, because the script may have a package `common` of its own.
+LAST_STEP is the optimizer step after which the script is ended, or None. The record of rank 0 goes to FOLDER/rank0.
+
+The script may have a package `common` of its own. So this file is run by its path, has the repository in `sys.path`
+only while it imports the observers, and then removes their modules from `sys.modules`. `record.write` pickles without
+an import of `common`, and `heartbeat` tells this repository's files by their folder.
 """
 
 import os

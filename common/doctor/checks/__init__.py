@@ -3,7 +3,7 @@
 The first line of each module names the main part of the record that it asks. Those in `steps` look at rank 0 alone.
 """
 
-from common.doctor.answers import Answer, NotExamined
+from common.doctor.answers import Answer, Failed
 from common.doctor.checks import data_sets, evaluations, files, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.checks.end import check_end
 from common.doctor.record import Record
@@ -41,7 +41,7 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
         try:
             answers[topic] = check(records)
         except Exception as error:  # a fault of the doctor: the run was long, and the other checks have their answers
-            answers[topic] = NotExamined(f"the check failed: {type(error).__name__}: {error}")
+            answers[topic] = Failed(f"the check failed: {type(error).__name__}: {error}")
     return answers
 
 

@@ -1,4 +1,4 @@
-"""Observations that are compared with each other: one of each rank."""
+"""What several checks ask: the observations that belong together, one of each rank, and what one rank's say."""
 
 from collections import defaultdict
 from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.waiting import why_ranks_wait
-from common.doctor.record import Record
+from common.doctor.record import AFTER_ITS_LAST_LINE, Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
@@ -12,7 +12,6 @@ UNUSED = "parameters that were not used in producing loss"  # a part of Distribu
 
 
 def check_end(records: list[Record], patience: float) -> Answer:
-    """The answer about the end, where ranks that made no progress for `patience` seconds were stopped."""
     reasons = [record.end.reason for record in records]
     if "crash" in reasons or "stopped" in reasons:
         record = rank_with_own_error(records)
@@ -35,9 +34,12 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
     RuntimeError  gloo's error   rank 0's
     has ended     gloo's error   none: rank 1 was left alone
     SIGABRT       gloo's error   none: they have called different collectives
+
+    After its last line a rank communicates no more, so there SIGABRT is an error of its own.
     """
     for record in records:
-        has_lost_another = any(part in record.end.text for part in OF_COMMUNICATION)
+        text = record.end.text
+        has_lost_another = any(part in text for part in OF_COMMUNICATION) and not text.startswith(AFTER_ITS_LAST_LINE)
         if record.end.reason == "crash" and not has_lost_another:
             return record
     return None
@@ -55,7 +57,6 @@ def _crashed(record: Record) -> Finding:
 
 
 def _position(record: Record) -> str:
-    """For example "rank 0 is in train.py:7"."""
     if record.end.reason == "crash":
         return f"rank {record.rank} could not communicate ({record.end.text[:MAX_ERROR]})"
     if record.end.reason == "stopped":

@@ -45,23 +45,35 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     if any(map(has_repeated, shares)):
         return NotExamined(WITH_REPLACEMENT)
     if all(set(share) == set(shares[0]) for share in shares):
-        return Right()
-    last_batches = sum(epoch.batches[-1].size for epoch in epochs)
-    numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
-    whole = range(epochs[0].size)
-    if len(whole) - len(numbers) < last_batches:  # the script may have cut the parts, and dropped what was left over
-        numbers.update(whole)
+        return Right()  # each rank evaluates all
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     repeated = sum(ranks > 1 for ranks in readers.values())
-    unread = numbers - readers.keys()
-    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.size == len(whole)]
-    of_the_rest = [samples for samples in others if samples <= unread]  # evaluations that read nothing else
-    dropped = unread.difference(*of_the_rest)
-    were_dropped = 0 < len(dropped) <= last_batches
-    if not repeated and not were_dropped:
+    last_batches = sum(epoch.batches[-1].size for epoch in epochs)
+    unread = _expected_numbers(epochs, last_batches) - readers.keys()
+    dropped = _without_the_rest(unread, epochs[0].size, of_ranks)
+    if len(dropped) > last_batches:  # a part is evaluated on purpose
+        dropped = set()
+    if not repeated and not dropped:
         return Right()
-    return Finding(
-        f"{repeated} of {len(numbers)} samples are read more than once, {len(unread)} never, in evaluation {number}",
+    return Finding(  # filled up, or the last batches were dropped
+        f"{repeated} of {len(readers) + len(dropped)} samples are read more than once, {len(dropped)} never, "
+        f"in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
     )
+
+
+def _expected_numbers(epochs: tuple[Epoch, ...], last_batches: int) -> set[int]:
+    """The numbers that the ranks' data sets have together: all, or those of a `Subset`."""
+    numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
+    whole = range(epochs[0].size)
+    has_own_parts = any(epoch.numbers != epochs[0].numbers for epoch in epochs)
+    if has_own_parts and len(whole) - len(numbers) < last_batches:  # the script may have dropped what was left over
+        numbers.update(whole)
+    return numbers
+
+
+def _without_the_rest(unread: set[int], size: int, of_ranks: list[list[Epoch]]) -> set[int]:
+    """The unread samples, but for those of an evaluation that reads only such samples."""
+    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.size == size]
+    return unread.difference(*[samples for samples in others if samples <= unread])

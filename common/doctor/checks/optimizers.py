@@ -11,10 +11,10 @@ def check_parameters(records: list[Record]) -> Answer:
     # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
     # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
     for record in records:
-        untrained = record.trained_without_optimizer
-        if record.stepped_without_gradient and untrained:
+        untrained = record.trained_in_no_optimizer
+        if record.optimized_in_no_network and untrained:
             return Finding(
-                f"{record.stepped_without_gradient} parameters of the optimizers are of no network, and "
+                f"{record.optimized_in_no_network} parameters of the optimizers are of no network, and "
                 f"{len(untrained)} parameters of the networks have gradients and are in no optimizer "
                 f"({', '.join(untrained[:3])})",
                 "make the optimizer last, from the parameters that are trained",

@@ -1,21 +1,24 @@
 """`Record.epochs`: each sample trains on one rank, and each epoch has an order of its own.
 
     each rank reads                                                           training samples
-    a part of one order                                                       right
-    an order of its own                                                       found
-    an order of its own, of data of its own                                   not examined
-    all samples in one order                                                  found
-    all samples, and trains on one or more parts of each batch                not examined
-    samples that are drawn with replacement                                   not examined
     the same samples as the ranks that share its layers (tensor parallelism)  not examined
     all samples of a stream without numbers                                   found
     a part of such a stream                                                   not examined
+    fewer than two batches                                                    not examined
+    samples that are drawn with replacement                                   not examined
+    a part of one order                                                       right
+    an order of its own, of data of its own                                   not examined
+    all samples in one order                                                  found
+    all samples, and trains on one or more parts of each batch                not examined
+    an order of its own, but few samples that another rank has read           not examined
+    a part of one order that has each sample several times                    not examined
+    an order of its own                                                       found
 
-Samples are compared by their numbers, and where that is not enough by their contents.
+The rows are in the code's order. Samples are compared by their numbers, and if that is not enough by their contents.
 """
 
 from collections import Counter
-from itertools import chain, pairwise
+from itertools import chain, groupby, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import NO_NUMBERS, WITH_REPLACEMENT, across_ranks, are_numbered_alike, has_repeated
@@ -49,16 +52,20 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
         return NotExamined(WITH_REPLACEMENT)
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
-    if not shared:
-        return Right()  # each rank has read a part of one order
+    if not shared:  # a part of one order
+        return Right()
     first, *others = epochs
     pairs = [pair for other in others for pair in read_twice([first], [other])]
-    if pairs and not are_same_samples(pairs):
+    if pairs and not are_same_samples(pairs):  # an order of its own, of data of its own
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
     if all(other.samples == first.samples for other in others):
         return _one_order(number, epochs)
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
+    order = list(chain.from_iterable(zip(*shares, strict=False)))
+    distinct = len(set(order))
+    if len(list(groupby(order))) == distinct > len(shares[0]):  # the order is 7 7 7 2 2 2 …
+        return NotExamined("each sample was dealt out several times: repeated augmentation, or too few replicas")
     return Finding(  # an order of its own
         f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}",
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
@@ -69,13 +76,12 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     of_ranks = [[content for batch in epoch.batches for content in batch.contents] for epoch in epochs]
     first, *others = of_ranks
-    if len(set(first)) < MIN_SAMPLES or others != [first] * len(others):
+    if len(set(first)) < MIN_SAMPLES or others != [first] * len(others):  # a part of such a stream
         return NotExamined(NO_NUMBERS)
     return _one_order(number, epochs)
 
 
 def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    """The answer where all ranks have read the same samples in the same order."""
     for epoch in epochs:
         # Two forwards of half a batch may be those of two networks with the same half, so they are not added up.
         whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) >= batch.size]

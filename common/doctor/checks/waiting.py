@@ -47,17 +47,19 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
 
     Row n has call n of each rank. It has been answered if every rank has made call n + 1:
 
-        row    rank 0                  rank 1
-        1      broadcast in t.py:1     broadcast in t.py:2    answered: these are the branches of an `if`
-        2      all_reduce in t.py:3    barrier in t.py:4      not answered: the all_reduce is rank 0's own call
-        3      barrier in t.py:4
+        row    rank 0                  rank 1                  rank 2
+        1      broadcast in t.py:1     broadcast in t.py:2     broadcast in t.py:2    answered: branches of an `if`
+        2      all_reduce in t.py:3    all_reduce in t.py:3    barrier in t.py:4      not answered
+
+    The barrier is rank 2's own call. The all_reduce, which two of three ranks have called, is no rank's own.
     """
     answered = across_ranks(record.collectives for record in records)[:-1]  # in the last row a rank may wait
     callers = Counter(call for record in records for call in set(record.collectives))  # how many ranks made it
     branches: set[Call] = set()
     for calls in answered:
         has_one_name = len({call.name for call in calls}) == 1
-        if has_one_name and all(callers[call] < len(records) for call in calls):
+        is_everywhere = any(callers[call] == len(records) for call in calls)
+        if has_one_name and not is_everywhere:
             branches.update(calls)
     own: dict[int, Call] = {}
     for record in records:

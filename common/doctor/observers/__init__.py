@@ -1,4 +1,5 @@
-"""The observers of one rank. Each notes what the script does with a part of torch, and judges nothing.
+"""The observers of one rank. Each notes what the script does with a part of torch, and leaves the judgement to the
+checks, but for what only the rank can see: `clippings`, `changed`, `past_wrapper`. The other modules here help them.
 
     observer    of what                     by
     loaders     samples and epochs          wrappers of a DataLoader's iterator

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch.amp import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from common.doctor.observers.recorder import Recorder
 
@@ -29,8 +30,9 @@ class ClippingObserver:
 
     def install(self) -> None:
         self._recorder.wrap(GradScaler, "__init__", after=self.after_init)
-        self._recorder.wrap(GradScaler, "scale", after=self.after_scale)
-        self._recorder.wrap(GradScaler, "unscale_", before=self.before_division)
+        for scaler_class in (GradScaler, ShardedGradScaler):  # that of FSDP has these two for itself
+            self._recorder.wrap(scaler_class, "scale", after=self.after_scale)
+            self._recorder.wrap(scaler_class, "unscale_", before=self.before_division)
         self._recorder.wrap(GradScaler, "step", after=self.after_step)
         self._recorder.wrap(torch.nn.utils, "clip_grad_norm_", before=self.before_clipping)
         self._recorder.wrap(torch.nn.utils, "clip_grad_value_", before=self.before_clipping)

@@ -18,8 +18,6 @@ MAX_WRITES = 256  # ranks that call different collectives do so early
 
 
 def install(recorder: Recorder, script: Path) -> None:
-    """Let the recorder note the collectives that `script` calls, and their lines."""
-
     def before_collective(name: str, parameters: inspect.Signature, *args: Any, **kwargs: Any) -> None:
         group = parameters.bind(*args, **kwargs).arguments.get("group")
         if dist.is_initialized() and group in (None, dist.group.WORLD):

@@ -8,13 +8,16 @@ import time
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import PROGRESS
 
 INTERVAL = 0.2  # seconds
 _LIBRARY_FOLDERS = (
     *[sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")],
-    str(Path(__file__).parents[2]),
+    str(Path(torch.__file__).parents[1]),  # below a user's folder, or outside of a virtual environment
+    str(Path(__file__).parents[2]),  # not by the name `common`: see run_script.py
 )
 # With a slash, so that /x/common2 does not belong to /x/common. A "<" begins the name of code that is in no file.
 _LIBRARIES = ("<", *[f"{folder}/" for folder in _LIBRARY_FOLDERS])

@@ -1,6 +1,7 @@
 """DataLoaders: the samples of each epoch."""
 
 import contextlib
+import itertools
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -40,11 +41,13 @@ class LoaderObserver:
         self._recorder = recorder
         self._record = recorder.record
         self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
+        self._numbers: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
+        self._new_numbers = itertools.count()  # a loader may go, but its number is not given again
         self._newest: Reading | None = None  # the one that has handed out a batch last
 
     def install(self) -> None:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
-        # An iterator that keeps its workers is reset for another epoch.
+        # An iterator that keeps its workers is reset for another epoch, and one with workers also when it is made.
         self._recorder.wrap(_BaseDataLoaderIter, "_reset", after=self.after_start)
         # Without workers each batch calls before_batch, after_indices, and after_batch, which makes a Batch of both.
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
@@ -66,7 +69,9 @@ class LoaderObserver:
         return None
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        self._readings[iterator] = Reading(_epoch(loader), weakref.ref(iterator))
+        if loader not in self._numbers:
+            self._numbers[loader] = next(self._new_numbers)
+        self._readings[iterator] = Reading(_epoch(loader, self._numbers[loader]), weakref.ref(iterator))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
@@ -95,8 +100,8 @@ class LoaderObserver:
             self._readings[iterator].epoch.complete = True
 
 
-def _epoch(loader: DataLoader) -> Epoch:
-    epoch = Epoch(id(loader), size=None)
+def _epoch(loader: DataLoader, number: int) -> Epoch:
+    epoch = Epoch(number, size=None)
     dataset: Any = loader.dataset
     with contextlib.suppress(TypeError):  # an iterable data set has no length
         epoch.numbers = range(len(dataset))

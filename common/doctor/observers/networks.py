@@ -31,8 +31,6 @@ class Forward(NamedTuple):
 
 
 class NetworkObserver:
-    """The networks of a script, and the record of each."""
-
     def __init__(self, recorder: Recorder, loaders: LoaderObserver) -> None:
         self.networks: weakref.WeakKeyDictionary[nn.Module, Network] = weakref.WeakKeyDictionary()
         self._recorder = recorder
@@ -98,7 +96,6 @@ class NetworkObserver:
         self._record.is_split |= is_split(module)
 
     def _compare_with_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:
-        """Compare a forward in training with what DistributedDataParallel was given."""
         network = self.networks[module]
         before = self._when_wrapped.get(module)
         if before is None:

@@ -14,7 +14,7 @@ from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Step
 
-FIRST_STEPS = 16  # the parameters are noted after each of these
+FIRST_STEPS = 16  # the parameters are noted after each of these, and the last one counts
 
 
 class OptimizerObserver:
@@ -50,18 +50,17 @@ class OptimizerObserver:
             os._exit(0)
 
     def _note_parameters(self) -> None:
-        """Note the parameters that are in an optimizer and in no network, or in a network and in no optimizer."""
         in_optimizers: set[nn.Parameter] = set()
         for optimizer in self._numbers:
             for group in optimizer.param_groups:
                 in_optimizers.update(group["params"])
         in_networks: set[nn.Parameter] = set()
-        trained_without_optimizer = []
+        trained_in_no_optimizer = []
         for module, network in self._networks.items():
             for name, parameter in module.named_parameters():
                 in_networks.add(parameter)
                 if network.forwards and parameter.grad is not None and parameter not in in_optimizers:
-                    trained_without_optimizer.append(name)
+                    trained_in_no_optimizer.append(name)
         without_gradient = [parameter for parameter in in_optimizers - in_networks if parameter.grad is None]
-        self._record.stepped_without_gradient = len(without_gradient)
-        self._record.trained_without_optimizer = trained_without_optimizer
+        self._record.optimized_in_no_network = len(without_gradient)
+        self._record.trained_in_no_optimizer = trained_in_no_optimizer

@@ -18,8 +18,6 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 class Recorder:
-    """The record of this process, and the file in which it is kept."""
-
     def __init__(self, path: Path, rank: int) -> None:
         self.record = Record(rank)
         self.events = 0  # calls of observers; while the number grows, the script makes progress

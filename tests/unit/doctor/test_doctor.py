@@ -15,6 +15,7 @@ from common import ladder, pitfalls
 from common.doctor import __main__ as program
 from common.doctor import checks, launch, record, report, run_script
 from common.doctor.answers import Answer, Right
+from common.doctor.checks import end
 from common.errors import UserError
 from common.processes import Ranks, ranks
 from tests.jobs import job
@@ -121,13 +122,27 @@ def test_ctrl_c_ends_the_doctor_in_one_line_and_all_of_its_processes(tmp_path):
         assert doctor.err == "interrupted: nothing was examined\n"
 
 
-def test_the_group_of_a_rank_that_has_ended_is_signalled_once(monkeypatch):
+def test_a_rank_that_has_ended_is_signalled_once_and_is_not_waited_for(monkeypatch, tmp_path):
     signalled = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: signalled.append((pid, number)))
     ended = launch.Rank(0, Path("nowhere"), subprocess.Popen(["true"]))
-    launch._wait([ended], patience=60)
+    with subprocess.Popen(["sleep", "300"]) as hanging:
+        (tmp_path / record.PROGRESS).touch()
+        launch._wait([ended, launch.Rank(1, tmp_path, hanging)], patience=1)
+        was_waited_for = hanging.poll() is not None
+        hanging.kill()
+    assert not was_waited_for
     assert launch._stop([ended]) == []
     assert signalled == [(ended.process.pid, signal.SIGKILL)]
+
+
+def test_a_rank_that_dies_at_its_exit_has_crashed(tmp_path):
+    dying = launch.Rank(0, tmp_path, subprocess.Popen(["sh", "-c", "kill -ABRT $$"]))
+    dying.process.wait()
+    record.write(record.Record(0, end=record.End("finished")), tmp_path / record.FILE)
+    (tmp_path / launch.LOG).touch()
+    records = [launch._record(dying, was_stopped=False), record.Record(1)]
+    assert "after 0 optimizer steps: after its last line, SIGABRT" in end.check_end(records, patience=1).text
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset
@@ -38,10 +39,6 @@ def test_a_text_is_the_same_however_far_it_is_filled_up():
     padded = contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
     assert alone[0] == padded[0]
     assert alone[0] != padded[1]
-
-
-def test_an_empty_batch_has_no_samples():
-    assert contents({"x": torch.zeros(0, 3), "y": torch.zeros(0)}) == []
 
 
 def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
@@ -82,19 +79,24 @@ def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_la
         pytest.param("scale unscale_ clip step", True, Right, id="divided before"),
         pytest.param("scale clip step", True, Finding, id="not divided"),
         pytest.param("scale step update scale clip", True, Finding, id="not divided after a step"),
+        pytest.param("scale_sharded clip", True, Finding, id="not divided by the scaler of FSDP"),
+        pytest.param("scale_sharded unscale_sharded clip", True, Right, id="divided by the scaler of FSDP"),
         pytest.param("scale clip step", False, Right, id="never multiplied"),
         pytest.param("scale unscale_ scale_of_other clip", True, Right, id="the loss of another scaler is scaled last"),
     ],
 )
-def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder):
+def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder, monkeypatch):
+    monkeypatch.setattr(ShardedGradScaler, "unscale_", lambda *args: None)  # torch's asks the other ranks
     ClippingObserver(recorder).install()
     scaler, other = (torch.amp.GradScaler("cpu", 65536.0, 2.0, 0.5, 2000, enabled) for _ in range(2))
     weight = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     do = {
         "scale": lambda: scaler.scale(weight.sum()).backward(),
+        "scale_sharded": lambda: ShardedGradScaler("cpu").scale(weight.sum()).backward(),
         "scale_of_other": lambda: other.scale(torch.ones(1)),
         "unscale_": lambda: scaler.unscale_(optimizer),
+        "unscale_sharded": lambda: ShardedGradScaler("cpu").unscale_(optimizer),
         "clip": lambda: nn.utils.clip_grad_norm_([weight], 1.0),
         "step": lambda: scaler.step(optimizer),
         "update": scaler.update,
@@ -127,6 +129,13 @@ def test_epochs_are_alike_by_mistake_if_they_are_shuffled(dataset, order, kind, 
     for epoch in recorder.record.epochs:
         epoch.batches[0].forwards.append(4)
     assert isinstance(samples.check_orders([recorder.record]), kind)
+
+
+def test_a_loader_that_goes_leaves_its_number_to_no_other(recorder):
+    LoaderObserver(recorder).install()
+    for _ in range(12):
+        list(DataLoader(range(4)))
+    assert len({epoch.loader for epoch in recorder.record.epochs}) == 12
 
 
 @pytest.mark.parametrize("size, batch_size, kind", [(65, 8, Finding), (128, 32, Right)])
