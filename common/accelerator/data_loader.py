@@ -128,11 +128,11 @@ def prepare_data_loader(
         loading = loading_arguments(dataloader, shard)
     return DataLoaderShard(
         dataset,
-        device if put_on_device else None,
-        rng_types,
-        generator,
-        skip_batches,
-        use_stateful_dataloader,
+        device=device if put_on_device else None,
+        rng_types=rng_types,
+        synchronized_generator=generator,
+        skip_batches=skip_batches,
+        use_stateful_dataloader=use_stateful_dataloader,
         _drop_last=dataloader.drop_last,
         _non_blocking=non_blocking,
         **loading,

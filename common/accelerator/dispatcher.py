@@ -1,6 +1,7 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -71,13 +72,23 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
+        if self.state.num_processes == 1 and self.slice_fn is slice_rows:
+            return map(self._undivided, super()._read(this_pass))
         if self.state.is_main_process:
             steps = run_on_all_ranks(partial(super()._read, this_pass))
             # Whether a step is short is known when all its batches are joined.
             batches = self._joined_batches(step.content for step in steps)
-            return self._send_steps(self._whole_steps(batches, this_pass))
+            return self._send_steps(self._whole_steps(batches, this_pass), this_pass)
         run_on_all_ranks(partial(self._draw_as_main_process, this_pass))
-        return self._receive_steps()
+        return self._receive_steps(this_pass)
+
+    def _undivided(self, step: Step) -> Step:
+        """A step of the only process, which gets the whole batch, whatever has rows in it."""
+        with suppress(ValueError):
+            num_real = count_rows(step.content)
+            if num_real != self.total_batch_size:
+                return step._replace(short_step=ShortStep((num_real,), num_real))
+        return step
 
     def _draw_as_main_process(self, this_pass: Pass) -> None:
         """Draw what torch's loader draws on the main process: in the original every process begins to read.
@@ -93,9 +104,9 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self.num_workers == 0:
             super()._read(this_pass)
         elif self._reader is None:
+            if not self.use_stateful_dataloader:
+                iter(index_sampler_of(self))  # which may draw, see `steps_of`
             torch.empty((), dtype=torch.int64).random_(generator=self._get_reader().generator)
-        # In a run that resumes, every process may read. So each saves how the order was drawn.
-        this_pass.begin_order(self.samplers[-1])
         # The order. Workers begin to read when the pass begins.
         if self.prefetch_factor is not None:  # There are workers.
             list(islice(index_sampler_of(self), self.prefetch_factor * self.num_workers))
@@ -137,25 +148,28 @@ class DataLoaderDispatcher(DataLoaderShard):
                 short_step = ShortStep(rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
 
-    def _send_steps(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """On the main process: its part of each step, which is sent to the others first, and then None or an error."""
+    def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
+        """On the main process: its part of each step, which is sent to the others first, and then None or an error.
+
+        In a run that resumes, every process may read. So each gets to know how the order was drawn, for its checkpoint.
+        """
         while True:
             try:
                 step = next(steps, None)
                 # The part is made before the step is sent, because `slice_fn` may raise too.
                 own_part = None if step is None else self._own_part(step)
             except Exception as error:
-                broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}")])
+                broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}"), None])
                 raise
-            broadcast_object_list([step])
+            broadcast_object_list([step, this_pass.drawn_from])
             if own_part is None:
                 return
             yield own_part
 
-    def _receive_steps(self) -> Iterator[Step]:
+    def _receive_steps(self, this_pass: Pass) -> Iterator[Step]:
         """On another process: its part of each step that the main process sends."""
         while True:
-            (message,) = broadcast_object_list([None])
+            message, this_pass.drawn_from = broadcast_object_list([None, None])
             if isinstance(message, RemoteError):
                 raise message
             if message is None:

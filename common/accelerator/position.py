@@ -13,6 +13,7 @@ class Position(NamedTuple):
     """A place in an epoch. With `use_stateful_dataloader` checkpoints hold it, see `resumption.py`.
 
     Attributes:
+        epoch: the number of the epoch.
         step: how many steps of the epoch were left out or yielded; 0 if it has not begun.
         is_over: True if the last of them was the last step of the epoch.
         drawn_from: the `order_states` from which the order was drawn; None if it is not drawn yet.
@@ -118,7 +119,7 @@ class Progress:
             out more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
         checkpoint: where the loader goes on, if a checkpoint was loaded since the last pass began.
-        seed_is_drawn: True if the run that this one resumes had begun to read with workers, which may stay alive.
+        seed_is_drawn: True if the run that this one resumes had drawn the seed of workers that stay alive.
     """
 
     epoch: int = 0
@@ -144,6 +145,8 @@ class Progress:
                 as it was prepared              at the checkpoint, with the batch that was read ahead
                 to the checkpoint               the same
                 to another step                 behind what it skips, in the order of the checkpoint
+
+        By hand, a checkpoint has no step, so the pass begins behind what the loader skips, and is resumed.
         """
         loaded = self._checkpoint_within_epoch()
         if loaded is None:

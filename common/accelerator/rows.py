@@ -33,15 +33,24 @@ def _has_rows(leaf: Any, rows: int) -> bool:
 
 
 def _rows_by_name(batch: Any) -> dict[str, int]:
-    """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists."""
+    """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists.
+
+    Two texts of three samples may be `[("a", "b", "c"), ("A", "B", "C")]`, whose entries are not the samples. Nothing
+    tells it from two samples of three texts, so it is refused.
+    """
     arrays = {}
     lists = {}
     for name, leaf in named_leaves(batch, is_list_of_entries):
         if _is_array(leaf):
             arrays[name] = len(leaf)
         elif is_list_of_entries(leaf) and leaf:
-            lists[name] = len(leaf)
-    return arrays if arrays else lists
+            lists[name] = leaf
+    if arrays:
+        return arrays
+    for name, entries in lists.items():
+        if all(isinstance(entry, (list, tuple)) or _is_array(entry) for entry in entries):
+            raise ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
+    return {name: len(entries) for name, entries in lists.items()}
 
 
 def count_rows(batch: Any) -> int:
@@ -134,9 +143,11 @@ def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_pr
 
 
 def _join_rows(name: str, parts: list[Any]) -> Any:
-    if is_list_of_entries(parts[0]):
+    if all(map(is_list_of_entries, parts)):
         return honor_type(parts[0], chain.from_iterable(parts))
     try:
+        if any(map(is_list_of_entries, parts)):
+            raise TypeError("some of them are lists")
         if isinstance(parts[0], torch.Tensor):
             return torch.cat(parts)
         import numpy

@@ -249,7 +249,8 @@ def steps_of(batches: Any) -> Iterator[Step]:
 
     When a pass begins, torch's loader calls `iter` of its sampler, and then draws a seed. A sampler may draw random
     numbers in its `iter` too, so the order of the two counts. As in the original, `iter` of a script's own sampler is
-    called here, before the seed. The samplers of this file call it when the first step is asked for, after the seed.
+    called here: before the seed and, as torch's loader begins with new workers twice, once more after it. The samplers
+    of this file call it once, when the first step is asked for, after the seed.
     """
     if isinstance(batches, (BatchSamplerShard, SkipBatchSampler)):
         return batches.steps()

@@ -1,7 +1,7 @@
 """The loader of one process: it yields its share of the batches, on its device, and knows the last and short steps."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice, tee
 from typing import Any
@@ -146,7 +146,7 @@ class DataLoaderShard(DataLoader):
                 "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
-        self.progress.seed_is_drawn = True
+        self.progress.seed_is_drawn = self.persistent_workers
         with restored_generators(self.device, self.samplers[-1], self.generator):
             steps = self._begin_reading(this_pass)
             if self.use_stateful_dataloader:
@@ -166,12 +166,13 @@ class DataLoaderShard(DataLoader):
         index_sampler = index_sampler_of(self)
         if skipped_batches > 0:
             index_sampler = SkipBatchSampler(index_sampler, skipped_batches)
-        steps = _draw_and_note(index_sampler, this_pass) if self.use_stateful_dataloader else steps_of(index_sampler)
-        # Torch's loader gets the sample numbers alone, and returns the batches in their order. So the steps are kept.
-        given_steps, kept_steps = tee(steps)
-        index_sampler_of(reader).steps = given_steps
-        batches = iter(reader)  # This draws a seed, see `steps_of`.
-        return (step._replace(content=batch) for batch, step in zip(batches, kept_steps, strict=True))
+        pass_sampler = index_sampler_of(reader)
+        if self.use_stateful_dataloader:
+            pass_sampler.draw_steps = partial(_draw_and_note, index_sampler, this_pass)
+        else:
+            pass_sampler.draw_steps = partial(steps_of, index_sampler)
+        batches = iter(reader)  # This draws the order and a seed, see `steps_of`.
+        return (next(pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
 
     def _get_reader(self) -> DataLoader:
         """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive."""
@@ -318,6 +319,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def _sharing(self) -> Sharing:
+        # A loader without a shard reads all batches: on one process, or those of all processes to dispatch them.
         shard = self.shard
         processes = PartialState() if shard is None else shard
         # A SkipBatchSampler has no batch size. That of its batches is the next one in the chain.
@@ -363,18 +365,23 @@ def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, A
 
 
 class PassSampler:
-    """The batch sampler of torch's loader: the sample numbers of the `steps` that it is given for each pass.
+    """The batch sampler of torch's loader: the sample numbers of the pass that begins.
 
-    Workers that stay alive keep this object for all passes. The steps do not hold the loader that gives them: in such a
-    circle of references the workers would end only when the garbage collector runs, and torch waits five seconds for
-    each.
+    Torch's loader gets the sample numbers alone, and returns the batches in their order. So `kept_steps` has the Steps
+    of these numbers, for the batches.
+
+    Workers that stay alive keep this object for all passes, so it is told how each pass draws its steps. `draw_steps`
+    does not hold the loader: in such a circle of references the workers would end only when the garbage collector runs,
+    and torch waits five seconds for each.
     """
 
     def __init__(self) -> None:
-        self.steps: Iterator[Step] = iter(())
+        self.draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
+        self.kept_steps: Iterator[Step] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        return (step.content for step in self.steps)
+        steps, self.kept_steps = tee(self.draw_steps())
+        return (step.content for step in steps)
 
 
 def _draw_and_note(index_sampler: Any, this_pass: Pass) -> Iterator[Step]:

@@ -322,6 +322,7 @@ def batches_to_refuse(rows):
     return {
         "['weights']: 3, ['rows']: 4": {"weights": torch.ones(3), "rows": rows},
         "['names']: 3, ['texts']: 4": {"names": ["a", "b", "c"], "texts": [str(row) for row in rows.tolist()]},
+        "may be samples or columns": [("a", "b", "c", "d"), ("A", "B", "C", "D")],
         "nothing in the batch has a row": {"flag": True, "loss": torch.tensor(0.5)},
         "['first'] differs between the batches of a step": {"first": first, "rows": rows},
         "['arrays'] differs between the batches of a step": {"arrays": [rows.numpy()], "rows": rows},
@@ -366,6 +367,15 @@ def assert_all_are_refused(accelerator):
 
 def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
     on_dispatching_ranks(2, assert_all_are_refused)
+
+
+@pytest.mark.parametrize("batch", [{"x": torch.ones(4, 3), "pad": torch.ones(1)}, {"n": 2}, [("a", "b"), ("A", "B")]])
+def test_the_only_process_gets_its_batches_whole(batch):
+    def dispatched(accelerator):
+        (found,) = accelerator.prepare(DataLoader(range(4), batch_size=4, collate_fn=lambda samples: batch))
+        return as_lists(found)
+
+    assert on_dispatching_ranks(1, dispatched) == [as_lists(batch)]
 
 
 def read_batches_of_varying_size(accelerator, batches):

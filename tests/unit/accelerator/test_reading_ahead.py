@@ -65,6 +65,7 @@ LOADERS = {
     "one batch": lambda: DataLoader(DATA, 20),
     "empty": lambda: DataLoader(EachGenerator(0), 2),
     "batch sampler": lambda: DataLoader(DATA, batch_sampler=EagerBatches(range(9), 4, False)),
+    "batch sampler, workers": lambda: DataLoader(DATA, batch_sampler=EagerBatches(range(9), 4, False), num_workers=1),
     "workers": lambda: DataLoader(
         Augmented(9), 2, shuffle=True, num_workers=1, generator=torch.Generator().manual_seed(3)
     ),

@@ -15,12 +15,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from common.accelerator import data_loader
-from common.accelerator.data_loader import skip_first_batches
+from common.accelerator.data_loader import prepare_data_loader, skip_first_batches
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.utils import listify, set_seed
 from common.accelerator.utils.random import get_random_states, set_random_states
 from tests.toys import Augmented, Numbers, Stream, seeded_order
-from tests.unit.accelerator.several_processes import gathered, steps_of
+from tests.unit.accelerator.several_processes import gathered, on_ranks, steps_of
 
 N = 22
 DATA = Numbers(N)
@@ -251,6 +251,24 @@ def test_a_stream_that_skips_and_has_not_begun_takes_another_batch_size():
     loader = prepared("a stream that skips", batch_size=1)
     loader.load_state_dict(prepared("a stream that skips", batch_size=2).state_dict())
     assert gathered([loader]) == list(range(6, N))
+
+
+def dispatch_and_resume_by_all(accelerator):
+    set_seed(3, device_specific=True)
+    how = DISPATCHING | {"use_stateful_dataloader": True}
+    loader = prepare_data_loader(DataLoader(Numbers(16), 2, shuffle=True), dispatch_batches=True, **how)
+    run = []
+    for batch in loader:
+        run.append(listify(batch))
+        if len(run) == 2:
+            state = loader.state_dict()
+    resumed = prepare_data_loader(DataLoader(Numbers(16), 2, shuffle=True), dispatch_batches=False, **how)
+    resumed.load_state_dict(state)
+    return run[2:] == [listify(batch) for batch in resumed]
+
+
+def test_every_rank_goes_on_in_the_order_that_the_main_process_drew_alone():
+    assert on_ranks(2, dispatch_and_resume_by_all) == [True, True]
 
 
 @pytest.mark.parametrize("steps", [3, 11])
