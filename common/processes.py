@@ -102,7 +102,6 @@ class Ranks:
             raise
 
     def stop(self) -> None:
-        """End the processes; the next job starts new ones."""
         for worker in self.workers:
             worker.process.kill()
             worker.process.join()
@@ -110,7 +109,6 @@ class Ranks:
         self.workers = []
 
     def _receive_results(self, timeout: float) -> list:
-        """The results of the job in rank order. Raises RankFailed."""
         results: dict[int, Any] = {}
         failures: dict[int, Failed] = {}
         waiting: dict[Any, Worker] = {worker.pipe: worker for worker in self.workers}
@@ -151,7 +149,6 @@ def ranks(world_size: int, on_cpu: bool = False) -> Ranks:
 
 
 def started_pools() -> list[Ranks]:
-    """The pools of this program whose processes are running."""
     return [pool for pool in _pools.values() if pool.workers]
 
 

@@ -20,8 +20,6 @@ from common.hidden_gpus import hide_gpus
 
 
 class Job(NamedTuple):
-    """A function call for one rank."""
-
     function: Callable[..., Any]
     args: tuple
     kwargs: dict[str, Any]

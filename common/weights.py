@@ -3,6 +3,7 @@
 import math
 import zlib
 
+import torch
 from torch import Tensor
 
 
@@ -12,6 +13,9 @@ def max_difference(one: Tensor, other: Tensor) -> float:
         raise ValueError(f"tensors of the shapes {tuple(one.shape)} and {tuple(other.shape)} cannot be compared")
     if one.numel() == 0:
         return 0.0
+    if one.dtype in (torch.bool, torch.uint8):  # which cannot be subtracted, or not below 0
+        one = one.double()
+        other = other.double()
     equal = (one == other) | (one.isnan() & other.isnan())
     differences = (one - other).abs().masked_fill(equal, 0.0)
     return differences.nan_to_num(nan=math.inf, posinf=math.inf).max().item()

@@ -48,7 +48,6 @@ def with_digests(outcome: Any) -> Any:
 
 
 def digest(*tensors: Tensor) -> str:
-    """A checksum of every bit."""
     content = hashlib.sha256()
     for tensor in tensors:
         flat = tensor.detach().cpu().flatten()

@@ -4,12 +4,12 @@
     python -m common.accelerator launch --num_processes 2 03_accelerate/examples/cifar_resnet18.py --tracker tensorboard
 
 CIFAR images are small: the first convolution is 3×3 with stride 1 and the max-pooling goes, else a 32×32 image would
-reach the residual blocks as 8×8. Without CIFAR-10 in `--data-dir` it trains on coloured noise of the same shape.
+reach the residual blocks as 8×8. By default it trains on coloured noise of the same shape; `--dataset cifar10` fetches
+CIFAR-10.
 """
 
 import argparse
 import logging
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -32,21 +32,9 @@ def cifar_resnet18():
     return model
 
 
-def choose_dataset(args):
-    """The dataset of the flags; "auto" is CIFAR-10 where it is on disk, else the synthetic one, said loudly."""
-    if args.dataset != "auto":
-        return args.dataset
-    if Path(args.data_dir, CIFAR10.base_folder).is_dir():
-        return "cifar10"
-    logger.warning(
-        f"NOT CIFAR-10: it is not in {args.data_dir}. Training on coloured noise (--dataset cifar10 fetches it)"
-    )
-    return "synthetic"
-
-
-def load_cifar(args, dataset, train):
+def load_cifar(args, train):
     """Images as bytes, (n, 3, 32, 32), and labels 0–9."""
-    if dataset == "cifar10":
+    if args.dataset == "cifar10":
         cifar = CIFAR10(args.data_dir, train=train, download=True)
         images, labels = torch.from_numpy(cifar.data).permute(0, 3, 1, 2), torch.tensor(cifar.targets)
     else:  # each class is a pattern of its own under noise
@@ -71,12 +59,11 @@ def train(args):
     )
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     set_seed(args.seed)
-    dataset = choose_dataset(args)
     with accelerator.main_process_first():  # one process downloads
-        train_set = load_cifar(args, dataset, train=True)
-        test_set = load_cifar(args, dataset, train=False)
+        train_set = load_cifar(args, train=True)
+        test_set = load_cifar(args, train=False)
     sizes = f"{len(train_set)} training and {len(test_set)} test images"
-    logger.info(f"{dataset}: {sizes}, world size {accelerator.num_processes}")
+    logger.info(f"{args.dataset}: {sizes}, world size {accelerator.num_processes}")
     train_loader = DataLoader(train_set, batch_size=args.batch_size, shuffle=True, drop_last=True)
     test_loader = DataLoader(test_set, batch_size=16 * args.batch_size)
 
@@ -132,7 +119,7 @@ def main():
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--mixed-precision", choices=["no", "fp16", "bf16"])
-    parser.add_argument("--dataset", choices=["auto", "cifar10", "synthetic"], default="auto")
+    parser.add_argument("--dataset", choices=["cifar10", "synthetic"], default="synthetic")
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("--samples", type=int, help="only the first of each set")
     parser.add_argument("--max-steps", type=int)

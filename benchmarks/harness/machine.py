@@ -69,7 +69,6 @@ def _command() -> str:
 
 
 def _output(*command: str) -> str | None:
-    """The output of the command, or None where it cannot be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -6,7 +6,6 @@ from benchmarks.report.plots import VERMILION, Bar, draw_bars, save, subplots
 
 
 def draw_network(record: dict, path: Path) -> None:
-    """A panel for each batch of a process."""
     (group,) = record["groups"]
     batches = sorted({row["batch_per_process"] for row in group["rows"].values()})
     figure, panels = subplots(len(batches), 1, 1.2 + 2.4 * len(batches))

@@ -21,7 +21,6 @@ PART = re.compile(r"^<!-- (\w+)( [^\n]*)? -->\n(.*?)^<!-- /\1 -->$", re.MULTILIN
 
 
 def readmes() -> list[Path]:
-    """The pages that have generated parts."""
     pages = []
     for path in sorted(ladder.ROOT.rglob("*.md")):
         is_hidden = any(folder.startswith(".") for folder in path.relative_to(ladder.ROOT).parts)

@@ -28,7 +28,6 @@ SCRIPTS = {
 
 
 def measure(options: MeasureOptions) -> dict:
-    """One group, of all scripts."""
     if available_cores() < DEVICES:
         raise CannotMeasure(f"{DEVICES} devices need as many cores")
     group = record_in_turns(TITLE, SCRIPTS, partial(record_devices, options.data_flags), options.rounds)

@@ -21,7 +21,6 @@ LOOPBACK = "loopback"
 
 
 def measure(options: MeasureOptions) -> dict:
-    """A group for each link."""
     groups = []
     with ExitStack() as made:
         try:

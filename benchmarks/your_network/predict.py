@@ -27,7 +27,6 @@ class PredictedRow:
 
 
 def answer(options: argparse.Namespace) -> list[PredictedRow]:
-    """Print the table of all rows."""
     batch = options.batch_per_gpu
     costs = count(load(options.spec, options.input), batch)
     setup = presets.setup(costs, options.gpu, options.inner, options.gpus_per_node, options.network)

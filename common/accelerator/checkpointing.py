@@ -391,7 +391,6 @@ class SavedRun:
 
     @property
     def weights_name(self) -> str:
-        """The name of the file of the first model."""
         return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.checkpoint.files else WEIGHTS_NAME
 
 

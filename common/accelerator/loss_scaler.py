@@ -64,12 +64,10 @@ class LossScaler(torch.amp.GradScaler):
         return super().scale(outputs)
 
     def get_scale(self) -> float:
-        """The scale of the next loss."""
         self._update_if_due()
         return super().get_scale()
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, and what decides how it changes."""
         self._update_if_due()
         return super().state_dict()
 

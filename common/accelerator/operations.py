@@ -195,7 +195,6 @@ class CannotPickleError(RuntimeError):
 
 
 def _pickle(own: Any) -> bytes:
-    """The pickle of `own`. Raises a CannotPickleError that names this rank."""
     try:
         return pickle.dumps(own)
     except Exception as cause:  # The object's own code may raise anything.

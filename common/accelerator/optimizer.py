@@ -97,12 +97,10 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.note_gradients_dropped()
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """The parameters of all groups."""
         for group in self.param_groups:
             yield from group["params"]
 
     def has_gradients(self) -> bool:
-        """True if some parameter has a gradient."""
         return any(parameter.grad is not None for parameter in self.parameters())
 
     def train(self) -> None:

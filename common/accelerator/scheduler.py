@@ -65,7 +65,6 @@ class AcceleratedScheduler:
         return self.scheduler.get_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped scheduler's state dict."""
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

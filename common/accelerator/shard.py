@@ -303,7 +303,6 @@ class DataLoaderShard(DataLoader):
         self.iteration = position.epoch + int(position.is_over)
 
     def get_sampler(self) -> Any:
-        """See the function `get_sampler`."""
         return get_sampler(self)
 
     @property

@@ -180,7 +180,6 @@ class PartialState:
 
     @property
     def initialized(self) -> bool:
-        """True if this process has such a state."""
         return bool(self._shared_state)
 
     @property
@@ -446,7 +445,6 @@ class GradientState:
 
     @property
     def num_steps(self) -> int:
-        """Micro-batches in a window."""
         return self.plugin_kwargs.get("num_steps", 1)
 
     @property

@@ -45,12 +45,10 @@ NAMES = tuple(EXERCISES)
 
 
 def load(name: str) -> ModuleType:
-    """The checker of an exercise."""
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def starter(name: str) -> Path:
-    """The file to begin with."""
     return Path(__file__).with_name("starters") / f"{name}.py"
 
 
@@ -60,7 +58,6 @@ def task(name: str) -> str:
 
 
 def title(name: str) -> str:
-    """The exercise in one line."""
     return task(name).partition("\n")[0]
 
 

@@ -48,7 +48,6 @@ def reference() -> Gradients:
 
 
 def attempt(solution: ModuleType, _: Traffic) -> list:
-    """The gradients after the solution has averaged them."""
     model = network()
     backward(model)
     solution.average_gradients(model)

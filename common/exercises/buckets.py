@@ -34,7 +34,6 @@ class Parameters(nn.Module):
 
 
 def named(buckets: Iterable[list], module: nn.Module) -> list[list[str]]:
-    """The buckets as lists of the parameters' names."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     return [[names.get(parameter, "no parameter") for parameter in bucket] for bucket in buckets]
 

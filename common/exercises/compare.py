@@ -16,7 +16,6 @@ class Mistake(Exception):
 
 
 def by_rank(values: Sequence[Any]) -> dict[str, Any]:
-    """Numbers for a Mistake: those of each rank."""
     return {f"rank {rank}": value for rank, value in enumerate(values)}
 
 
@@ -62,7 +61,6 @@ def near(actual: Any, right: Any, times: float = 1, tolerance: float = 1e-6) -> 
 
 
 def flat(lists: Iterable[list]) -> list:
-    """The entries of all lists, in one list."""
     return [entry for entries in lists for entry in entries]
 
 

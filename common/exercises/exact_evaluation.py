@@ -41,7 +41,6 @@ class Evaluation(NamedTuple):
 
 
 def reference() -> list[Evaluation]:
-    """The evaluations of data sets of all sizes on one device."""
     evaluations = []
     for size in SIZES:
         images, labels = zip(*dataset_of(size), strict=True)

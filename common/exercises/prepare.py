@@ -72,7 +72,6 @@ class Result(NamedTuple):
 
 
 def reference() -> float:
-    """The weight after the last step on one device."""
     model, optimizer = model_and_optimizer(weight=1.0)
     train(loader(Numbers(), shuffle=False), model, optimizer)
     return model.weight.item()

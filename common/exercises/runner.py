@@ -118,7 +118,6 @@ def _run_on_rank(name: str, path: Path, seconds: int) -> Outcome:
 
 
 def _attempt(checker: ModuleType, path: Path, expected: Any, outcomes: list[Outcome]) -> None:
-    """Import the solution and run it. Its outcome is appended to `outcomes`."""
     try:
         loader = importlib.machinery.SourceFileLoader("solution", str(path))  # the name of the file may end in anything
         solution = importlib.util.module_from_spec(importlib.util.spec_from_loader("solution", loader))
@@ -137,7 +136,7 @@ def _mistake(error: BaseException, path: Path, checker: ModuleType) -> Mistake:
     """The mistake that an error of the solution shows, and the line where it was raised."""
     stack = traceback.extract_tb(error.__traceback__)
     line = _line_in(path, stack)
-    if line and isinstance(error, NotImplementedError):
+    if "raise NotImplementedError" in line:
         return Mistake(f"this line is still a gap\n    {line}")
     message = str(error).partition("\n")[0]
     raised = f"rank {dist.get_rank()} raised {type(error).__name__}: {message}"

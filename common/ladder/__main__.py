@@ -58,7 +58,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def show_diff(before: str, after: str) -> None:
-    """Print what changes from one script to another."""
     changes = unified_diff(before, after)
     signs = [line[0] for line in changes.splitlines()[2:] if line[1:].strip()]
     print(f"{before} → {after}: {signs.count('+')} lines added, {signs.count('-')} removed")
@@ -80,7 +79,6 @@ def train_on_small(level: str, processes: int | None, flags: list[str]) -> None:
 
 
 def list_exercises() -> None:
-    """Print a line for each exercise, in the order of the climb."""
     for name, exercise in exercises.EXERCISES.items():
         print(f"{name:<18} {exercise.minutes:>3} min  {exercises.title(name)}")
     print("\nThe task and the file to begin with: python -m common.ladder check NAME")

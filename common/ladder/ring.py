@@ -46,7 +46,6 @@ def _states_of_this_rank() -> list[State]:
 
 
 def text(states: list[tuple[State, ...]]) -> str:
-    """All states, one below the other."""
     lines = ["Before: each rank has four parts"]
     for rank, numbers in enumerate(START):
         lines.append(_row(rank, numbers))

@@ -135,6 +135,5 @@ def run_on_rank(name: str, version: str, folder: Path) -> Result:
 
 
 def _wait_for_all(place: str, store: dist.Store, count: int) -> None:
-    """Wait for all ranks, in the store, whose time-out is long."""
     store.set(f"{place}/{os.environ['RANK']}", "")
     store.wait([f"{place}/{rank}" for rank in range(count)])

@@ -40,8 +40,6 @@ class Call(NamedTuple):
 
 
 class CallRecorder(TorchDispatchMode):
-    """Records each collective."""
-
     def __init__(self):
         super().__init__()
         self.calls = []

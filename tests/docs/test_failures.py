@@ -66,7 +66,6 @@ def test_the_output_shown_is_that_of_the_command(command, endings):
 
 
 def reported_errors(printed: str) -> dict[str, str]:
-    """The part of torchrun's report about each rank."""
     _, *errors = printed.partition(f"{SCRIPT} FAILED")[2].split("  rank      : ")
     return {error[0]: error for error in errors}
 

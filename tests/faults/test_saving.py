@@ -21,14 +21,12 @@ SLOW = pytest.mark.slow
 
 
 def captured(level: str, argv: list[str]) -> tuple[str, dict]:
-    """The output of one rank, and on rank 0 the final weights."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         _, weights = run_level(level, argv)
     return out.getvalue(), weights
 
 
 def run(level: str, processes: int, argv: list[str], environment: dict | None = None) -> tuple[str, dict]:
-    """The output of rank 0, and the final weights."""
     return ranks(processes).run(captured, level, argv, environment=environment)[0]
 
 

@@ -98,7 +98,6 @@ class Calls(TorchFunctionMode):
         return CPU if device.type == "cpu" else self.machine.find_own_gpu(device, caller)
 
     def to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
-        """`tensor.to(…)`, for any of its signatures."""
         target, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
         if target is None:
             target = device_of(tensor)

@@ -67,7 +67,6 @@ class Machine:
         self.waits[-1].append(name)
 
     def count_step(self, *_: Any) -> None:
-        """A hook after each optimizer step."""
         self.waits.append([])
 
     def set_device(self, device: Any) -> None:

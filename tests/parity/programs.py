@@ -81,7 +81,6 @@ def make_images(folder: Path) -> None:
 
 
 def tokenizer() -> Any:
-    """A tokenizer that knows WORDS."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -161,7 +160,6 @@ def preference_tuning(folder: Path) -> dict:
 
 
 def log_of(trainer: Any) -> dict:
-    """The log of a Trainer without times, as bits."""
     history = comparable_logs(trainer.state.log_history)
     return {"log": [{name: entry[name] for name in entry if not name.endswith("num_tokens")} for entry in history]}
 

@@ -160,7 +160,6 @@ def make_loader(script: Script) -> DataLoader:
 
 
 def run(library: str, script: Script, folder: str, seen: dict[str, Any]) -> None:
-    """Note what a script sees on this process."""
     root = importlib.import_module(library)
     data_loader = importlib.import_module(f"{library}.data_loader")
     patience = root.utils.InitProcessGroupKwargs(timeout=datetime.timedelta(seconds=20))

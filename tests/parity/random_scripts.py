@@ -55,12 +55,10 @@ def one_of(values: Sequence) -> Any:
 
 
 def choices_of(script_class: type) -> dict[str, Sequence]:
-    """The values of each field that is drawn."""
     return {one.name: one.metadata["values"] for one in fields(script_class) if one.metadata}
 
 
 def draw_from(choices: dict[str, Sequence], generator: random.Random) -> dict[str, Any]:
-    """One value of each name."""
     return {name: generator.choice(values) for name, values in choices.items()}
 
 
@@ -83,7 +81,6 @@ def outcomes_of(kind: Kind, library: str, scripts: list, folder: str) -> list[di
 
 
 def run_on(kind: Kind, library: str, scripts: list, processes: int, folder: str) -> list[tuple]:
-    """The outcomes of each script on the ranks, in their order."""
     if processes == 1:
         return [(outcome,) for outcome in outcomes_of(kind, library, scripts, folder)]
     by_rank = ranks(processes).run(outcomes_of, kind, library, scripts, folder, timeout=TIMEOUT)

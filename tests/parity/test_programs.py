@@ -20,7 +20,6 @@ ENVIRONMENT = {"ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLINE": "1", "TOKENIZERS_
 
 
 def run(name: str, library: str, processes: int, folder: Path) -> list[dict]:
-    """The notes of each rank."""
     programs.make_images(folder / "images")
     program = ["-m", "tests.parity.programs", name, library, str(folder)]
     command = torchrun(*program, processes=processes) if processes > 1 else [sys.executable, *program]

@@ -21,7 +21,6 @@ LONG = pytest.mark.long
 
 
 def switched(level: str, folder: Path) -> Path:
-    """The script with its import switched to the real library."""
     return changed_script(level, folder, "common.accelerator", "accelerate")
 
 

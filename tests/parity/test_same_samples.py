@@ -48,7 +48,6 @@ def train_and_note(level: str) -> tuple[list[list[int]], int]:
 
 
 def expected_steps() -> list[set[int]]:
-    """The samples of each step."""
     steps = []
     for epoch in range(EPOCHS):
         order = seeded_order(SAMPLES, SEED, epoch)

@@ -13,7 +13,6 @@ TIMES = {"images_per_sec", "seconds"}
 
 
 def run_small(level: str, argv: list[str]) -> tuple[dict, dict]:
-    """`run_level` on the abstractions of `common.small`."""
     return run_module(load_small(level), argv)
 
 

@@ -236,7 +236,6 @@ def accumulate_two_batches(template):
 
 
 def learning_rates(level, argv, *changes):
-    """The rate of each step that this run makes."""
     rates = []
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     try:

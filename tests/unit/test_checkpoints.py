@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import sys
 from types import SimpleNamespace
@@ -116,6 +117,16 @@ def test_only_the_same_training_goes_on_from_a_checkpoint(level, tmp_path, monke
     ):
         with pytest.raises(UserError, match=line):
             train(level, *flags, *change)
+
+
+@pytest.mark.parametrize("level", ladder.WITH_CHECKPOINTS)
+def test_a_resumed_run_may_accumulate_over_another_number_of_micro_batches(level, tmp_path):
+    flags = ["--checkpoint-dir", str(tmp_path), "--train-samples", "192", "--checkpoint-every", "3"]
+    for micro_batches in ("2", "4"):
+        result = train(level, *flags, "--gradient-accumulation-steps", micro_batches)
+        (newest,) = tmp_path.glob("**/checkpoint?6")
+        shutil.rmtree(newest)
+        assert result["steps"] == 6
 
 
 @pytest.mark.parametrize("level", ladder.WITH_CHECKPOINTS)

@@ -189,7 +189,6 @@ def launch_environment(args: argparse.Namespace, config: ClusterConfig) -> dict[
 
 
 def simple_command(args: argparse.Namespace) -> list[str]:
-    """The command that runs the script as one process."""
     command = [] if args.no_python else [sys.executable]
     if args.module:
         command.append("-m")

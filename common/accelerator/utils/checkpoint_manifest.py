@@ -52,7 +52,6 @@ def is_manifest(name: str) -> bool:
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write what `read_manifest` reads."""
     path.write_text(json.dumps({"format_version": FORMAT_VERSION, **asdict(manifest)}, indent=1))
 
 

@@ -57,8 +57,6 @@ class DDPCommunicationHookType(str, BaseEnum):
 
 
 class DynamoBackend(str, BaseEnum):
-    """Backends of `torch.compile`."""
-
     NO = "NO"
     EAGER = "EAGER"
     AOT_EAGER = "AOT_EAGER"
@@ -84,8 +82,6 @@ class KwargsHandler:
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """Arguments of `torch.autocast`."""
-
     enabled: bool = True
     cache_enabled: bool | None = None
 

@@ -55,7 +55,6 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
 
 
 def synchronize_rng_states(rng_types: list[str | RNGType], generator: torch.Generator | None = None) -> None:
-    """`synchronize_rng_state` for each of `rng_types`."""
     for rng_type in rng_types:
         synchronize_rng_state(rng_type, generator)
 

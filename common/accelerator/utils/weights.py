@@ -19,7 +19,6 @@ def is_dtensor(value: Any) -> bool:
 
 
 def write_safetensors(state_dict: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write `state_dict` to `path` on this process."""
     from safetensors.torch import save_file
 
     save_file(clean_state_dict_for_safetensors(state_dict), path, metadata={"format": "pt"})

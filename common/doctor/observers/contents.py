@@ -13,7 +13,6 @@ VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    """The tensors of a batch that have rows."""
     if isinstance(batch, Tensor) and batch.dim():
         yield batch
     elif hasattr(batch, "items"):  # a dict, or what a tokenizer returns

@@ -43,7 +43,6 @@ def _some_numbers(tensor: Tensor) -> Tensor:
 
 
 def some_weights(module: nn.Module) -> Tensors:
-    """Numbers of each parameter that is whole on every rank."""
     samples = {}
     for name, parameter in module.named_parameters():
         if parameter.is_floating_point() and parameter.numel() and not is_part(name, parameter):
@@ -52,7 +51,6 @@ def some_weights(module: nn.Module) -> Tensors:
 
 
 def some_statistics(module: nn.Module) -> Tensors:
-    """Numbers of the running means and variances of each BatchNorm."""
     found = {}
     for name, part in module.named_modules():
         if isinstance(part, _BatchNorm) and part.running_mean is not None:

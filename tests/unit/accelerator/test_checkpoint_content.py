@@ -32,7 +32,6 @@ class Thing:
 
 
 def started():
-    """An Accelerator, and a model and an optimizer that it has prepared."""
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True), cpu=True)
     model = torch.nn.Linear(2, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))

@@ -37,7 +37,6 @@ class Rows(Dataset):
 
 
 def shuffled_rows(n, reader=0):
-    """Rows as a stream, in a random order."""
     return ShuffledStream(Rows(n, reader), seed=0)
 
 

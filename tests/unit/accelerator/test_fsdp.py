@@ -229,7 +229,6 @@ def test_the_launchers_variables_are_the_defaults(monkeypatch):
 
 
 def collect_warnings(accelerator):
-    """The warnings while a model is prepared."""
     messages = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("common.accelerator.utils.fsdp_utils.logger.warning", messages.append)

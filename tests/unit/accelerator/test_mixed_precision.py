@@ -86,7 +86,6 @@ def new_model(seed=0):
 
 
 def prepare(accelerator, seed=0):
-    """A new model and its optimizer."""
     model = new_model(seed)
     return accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 

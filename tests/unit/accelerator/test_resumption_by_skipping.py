@@ -119,7 +119,6 @@ def test_in_a_random_order_one_warning_says_that_it_is_lost(stateful, tmp_path, 
 
 
 def seedable(seed):
-    """The Accelerator of a new run, and its loader."""
     torch.manual_seed(seed)
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True), cpu=True)
     return accelerator, accelerator.prepare(DataLoader(range(N), 4, shuffle=True))

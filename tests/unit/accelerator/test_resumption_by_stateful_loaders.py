@@ -167,7 +167,6 @@ def test_another_number_of_processes_goes_on_in_the_global_order(kind, before, a
 
 
 def stopped_after(loader, steps):
-    """The state of the loader after so many steps of a loop."""
     for step, _ in enumerate(loader, 1):
         if step == steps:
             return loader.state_dict()

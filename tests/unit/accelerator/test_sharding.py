@@ -39,7 +39,6 @@ class Shape(NamedTuple):
 
     @property
     def loader_batch_size(self):
-        """The batch size of the script's own loader."""
         return self.batch_size * self.processes if self.split_batches else self.batch_size
 
     @property
@@ -69,7 +68,6 @@ def seeded():
 
 
 def samplers(n):
-    """New samplers of n samples, of every kind."""
     return {
         "sequential": SequentialSampler(range(n)),
         "list": list(range(0, n, 2)),

@@ -165,7 +165,6 @@ def cases() -> list[Case]:
 
 
 def markdown() -> str:
-    """The cases as a table for a page."""
     lines = ["| case | published | predicted |", "|---|--:|--:|"]
     for case in cases():
         mark = "" if case.inputs_are_published else " (\\*)"

@@ -44,7 +44,6 @@ def test_a_folder_without_records_is_an_error(tmp_path):
 
 
 def panels(path: Path, report: dict) -> list:
-    """The panels of a comparison's picture."""
     with mock.patch.object(Figure, "savefig", autospec=True) as savefig:
         savefig.side_effect = lambda figure, draft, format: draft.touch()
         PICTURES[COMPARISON][path.name](report, path)

@@ -16,7 +16,6 @@ class Ailment(NamedTuple):
 
 
 def write(folder: Path, changes: dict[str, str]) -> Path:
-    """The script with these changes, as a file in `folder`."""
     text = HEALTHY.read_text().replace(MAIN, HELPERS + MAIN)
     for old, new in changes.items():
         assert text.count(old) == 1, f"{text.count(old)} times in the healthy script: {old}"

@@ -26,7 +26,6 @@ def solution(name: str, folder: Path, patch: Patch | None = None) -> Path:
 
 
 def mistake_of(name: str, path: Path) -> str:
-    """The text of the mistake that the check of a solution raises."""
     with pytest.raises(Mistake) as raised:
         runner.check_solution(name, path)
     return str(raised.value)

@@ -39,7 +39,6 @@ def make(library, folder, trainer_class=None, extra=None, **arguments):
 
 
 def end(trainer) -> dict:
-    """The outcome of a training."""
     return {
         "weights": {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()},
         "logs": comparable_logs(trainer.state.log_history),
@@ -49,7 +48,6 @@ def end(trainer) -> dict:
 
 
 def train(*args, **arguments) -> dict:
-    """The outcome of a training by a Trainer that is made like this."""
     trainer = make(*args, **arguments)
     trainer.train()
     return end(trainer)

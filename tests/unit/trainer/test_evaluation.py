@@ -26,7 +26,6 @@ def plain_loader(trainer: Trainer, points: Points, batch: int) -> DataLoader:
 
 
 def prepared_loader(trainer: Trainer, points: Points, batch: int) -> DataLoader:
-    """A loader with another batch size than the Trainer's."""
     return trainer.accelerator.prepare(DataLoader(points, batch_size=batch // 2 + 3))
 
 

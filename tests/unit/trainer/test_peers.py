@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("transformers")]
 
 
 def switched_script(folder: Path, level: str = "04_trainer") -> Path:
-    """A file of level 04 with the import switched."""
     return changed_script(level, folder, "common.trainer import", "transformers import")
 
 

@@ -19,7 +19,6 @@ def get_config_parser(subparsers: argparse._SubParsersAction | None = None) -> C
 
 
 def config_command(args: argparse.Namespace) -> int:
-    """Ask, write the file, and return the exit code."""
     path = Path(args.config_file or default_config_path())
     config = get_cluster_input()
     config.to_yaml_file(path)
