@@ -6,7 +6,6 @@ They need root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf.
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -35,23 +34,14 @@ class Nodes:
         """Throttle the cable in both directions; None lifts the limit."""
         for name in self.names:
             if bits_per_second is None:
-                # To delete fails where there is nothing. So a queue without a limit takes the place of any limit first.
-                _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "pfifo")
-                _run("tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root")
+                # It fails where there is no limit to lift.
+                subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root"], capture_output=True)
             else:
                 burst = round(bits_per_second / 8 * BURST_SECONDS)
                 burst = max(SMALLEST_BURST_BYTES, min(burst, LARGEST_BURST_BYTES))
                 rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst)]
                 queue = ["limit", str(QUEUE_BYTES)]
                 _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate, *queue)
-
-    def remove(self, node: int) -> None:
-        """Kill the node's processes, and delete it. A failure is printed: what was measured counts all the same."""
-        try:
-            self.kill(node)
-            _run("ip", "netns", "delete", self.names[node])
-        except CannotMeasure as error:
-            print(f"{self.names[node]} is left: {error}", file=sys.stderr)
 
     def kill(self, node: int) -> None:
         """Switch the node off: SIGKILL to every process on it, until there is none."""
@@ -77,7 +67,8 @@ def two_nodes() -> Iterator[Nodes]:
     with ExitStack() as made:
         for node, name in enumerate(nodes.names):
             _run("ip", "netns", "add", name)
-            made.callback(nodes.remove, node)
+            made.callback(_run, "ip", "netns", "delete", name)
+            made.callback(nodes.kill, node)
         _run("ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", INTERFACE, "netns", second)
         for name, address in zip(nodes.names, ADDRESSES, strict=True):
             _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)

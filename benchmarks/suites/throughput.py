@@ -127,7 +127,7 @@ def configurations(worker_counts: list[int], global_batch_size: int) -> list[Con
     for level in ladder.LEVELS[1:]:
         for workers in several:
             rows.append(Configuration(level, workers, global_batch_size, cores))
-    if cores is not None and cores < available_cores():
+    if cores is not None:
         rows.append(Configuration(BASELINE, 1, global_batch_size, available_cores(), all_cores=True))
     return rows
 

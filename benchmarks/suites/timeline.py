@@ -5,7 +5,6 @@ Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 1
 steps' times a group holds the "lanes" of one typical step, from which `benchmarks.report` draws pictures.
 """
 
-from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.harness.lanes.typical_steps import record_in_turns
@@ -22,16 +21,13 @@ LOOPBACK = "loopback"
 
 def measure(options: MeasureOptions) -> dict:
     groups = []
-    with ExitStack() as made:
-        try:
-            nodes = made.enter_context(two_nodes())
-        except CannotMeasure as reason:
-            print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
-        else:
-            two_ranks = made.enter_context(ranks_on(nodes.names))
+    try:
+        with two_nodes() as nodes, ranks_on(nodes.names) as two_ranks:
             for link in LINKS:
                 nodes.limit(BANDWIDTHS[link])
                 groups.append(record_over(link, two_ranks, options.rounds))
+    except CannotMeasure as reason:
+        print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
     groups.append(record_over(LOOPBACK, ranks(2, on_cpu=True), options.rounds))
     return {"groups": groups}
 
