@@ -6,8 +6,9 @@ They need root, iproute2 (`ip` and `tc`) and a kernel with veth and tbf.
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
@@ -67,8 +68,8 @@ def two_nodes() -> Iterator[Nodes]:
     with ExitStack() as made:
         for node, name in enumerate(nodes.names):
             _run("ip", "netns", "add", name)
-            made.callback(_run, "ip", "netns", "delete", name)
-            made.callback(nodes.kill, node)
+            made.callback(_clean_up, _run, "ip", "netns", "delete", name)
+            made.callback(_clean_up, nodes.kill, node)
         _run("ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", INTERFACE, "netns", second)
         for name, address in zip(nodes.names, ADDRESSES, strict=True):
             _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
@@ -79,6 +80,14 @@ def two_nodes() -> Iterator[Nodes]:
         nodes.limit(1e9)
         nodes.limit(None)
         yield nodes
+
+
+def _clean_up(step: Callable, *args: object) -> None:
+    """Call `step`. If it fails, that is printed and not raised, because what has been measured holds all the same."""
+    try:
+        step(*args)
+    except CannotMeasure as failure:
+        print(f"not cleaned up: {failure}", file=sys.stderr, flush=True)
 
 
 def _run(*command: str) -> str:
