@@ -33,16 +33,15 @@ class Nodes:
 
     def limit(self, bits_per_second: float | None) -> None:
         """Throttle the cable in both directions; None lifts the limit."""
+        if bits_per_second is None:
+            queue = ["noqueue"]  # as a new cable has it
+        else:
+            burst = round(bits_per_second / 8 * BURST_SECONDS)
+            burst = max(SMALLEST_BURST_BYTES, min(burst, LARGEST_BURST_BYTES))
+            rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst)]
+            queue = ["tbf", *rate, "limit", str(QUEUE_BYTES)]
         for name in self.names:
-            if bits_per_second is None:
-                # It fails where there is no limit to lift.
-                subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", INTERFACE, "root"], capture_output=True)
-            else:
-                burst = round(bits_per_second / 8 * BURST_SECONDS)
-                burst = max(SMALLEST_BURST_BYTES, min(burst, LARGEST_BURST_BYTES))
-                rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst)]
-                queue = ["limit", str(QUEUE_BYTES)]
-                _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", "tbf", *rate, *queue)
+            _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", *queue)
 
     def kill(self, node: int) -> None:
         """Switch the node off: SIGKILL to every process on it, until there is none."""

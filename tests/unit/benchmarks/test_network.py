@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.harness import level_runs
 from benchmarks.harness.node_ranks import ranks_on
+from benchmarks.harness.options import CannotMeasure
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, two_nodes
 from benchmarks.suites import network
 from common.processes import RankFailed
@@ -22,14 +23,16 @@ def test_two_nodes_are_held_against_one_in_the_record():
     assert [pair["median"] for pair in record["pairs"]] == [2.0] * len(network.BANDWIDTHS)
 
 
-def test_nodes_that_cannot_be_deleted_are_named_and_what_was_measured_is_kept(tmp_path, monkeypatch, capsys):
+def test_nodes_that_cannot_be_deleted_and_limits_that_cannot_be_lifted_are_named(tmp_path, monkeypatch, capsys):
     for program in ("ip", "tc"):
         path = tmp_path / program
-        path.write_text('#!/bin/sh\n[ "$2" != delete ]\n')
+        path.write_text('#!/bin/sh\n[ "$2" != delete ] && [ "$8" != "${UNKNOWN:-none}" ]\n')
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with two_nodes() as nodes:
-        pass
+    with two_nodes() as nodes:  # what was measured on them is kept
+        monkeypatch.setenv("UNKNOWN", "noqueue")
+        with pytest.raises(CannotMeasure, match="noqueue"):
+            nodes.limit(None)
     printed = capsys.readouterr().err
     assert all(f"netns delete {name}" in printed for name in nodes.names)
 
@@ -42,6 +45,8 @@ def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():
         assert _seconds_for_a_megabyte(nodes) < 5
         nodes.limit(2e6)
         assert _seconds_for_a_megabyte(nodes) > 3.8  # 8 Mbit, less a burst of 0.13 Mbit
+        nodes.limit(None)
+        assert _seconds_for_a_megabyte(nodes) < 3.8
         sleeper = _start(nodes.names[1], "sh", "-c", "echo here; exec sleep 1000")
         assert sleeper.stdout.readline() == "here\n"
         raise ZeroDivisionError
