@@ -17,7 +17,6 @@ from benchmarks.report import pictures
 from benchmarks.report.group_table import tables
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
 from common.allocator import keep_large_blocks
-from common.cores import available_cores
 from common.flag_types import positive
 from common.processes import RankFailed
 
@@ -65,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         records.check_writable(options.record, "--record")
     prepare_process(options.quick)
     # Check the load once, before the first suite: afterwards it includes our own.
-    machine.warn_if_busy(machine.load_averages(), available_cores())
+    machine.warn_if_busy(machine.load_averages())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
     hardware = machine.hardware_and_versions()
     has_failed = False

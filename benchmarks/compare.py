@@ -27,7 +27,6 @@ from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
 from benchmarks.suites.throughput import BATCH_SIZES
 from common import ladder
-from common.cores import available_cores
 from common.data import provide
 from common.data.synthetic import SIZES
 from common.errors import fail
@@ -214,7 +213,7 @@ def main() -> None:
         global_batch_size=settings.batch_sizes[0],
         steps=settings.steps,
     )
-    machine.warn_if_busy(report.began["load"], available_cores())
+    machine.warn_if_busy(report.began["load"])
     incomplete = options.out / INCOMPLETE
     # disable=None: silent where stderr is not a terminal.
     progress = tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79)
