@@ -64,8 +64,9 @@ def _command() -> str:
     """The command that a user typed, without the folders of this machine."""
     words = []
     for word in sys.orig_argv:
-        path = Path(word)
-        words.append(path.name if path.is_absolute() else word)
+        start = word.find("=") + 1 if word.startswith("--") else 0  # of what --flag=PATH names
+        path = Path(word[start:])
+        words.append(word[:start] + path.name if path.is_absolute() else word)
     return shlex.join(words)
 
 

@@ -64,7 +64,7 @@ def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machi
     "words, command",
     [
         (["/v/bin/python3", "-m", "benchmarks", "all", "--record", "/o/out"], "python3 -m benchmarks all --record out"),
-        (["python", "-m", "benchmarks.compare", "--full"], "python -m benchmarks.compare --full"),
+        (["python", "-m", "benchmarks.compare", "--full", "--out=/o/x"], "python -m benchmarks.compare --full --out=x"),
     ],
 )
 def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(words, command, monkeypatch):
