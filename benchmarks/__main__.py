@@ -22,6 +22,7 @@ from common.processes import RankFailed
 
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
+# Without `memory`, which `benchmarks.compare` measures.
 SUITES = {
     "throughput": throughput.measure,
     "overhead": overhead.measure,

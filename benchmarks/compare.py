@@ -19,13 +19,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, machine, records
-from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
+from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.rows import BASELINE, REPLICATED
 from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
-from benchmarks.suites.throughput import BATCH_SIZES
 from common import ladder
 from common.data import provide
 from common.data.synthetic import SIZES

@@ -1,4 +1,4 @@
-"""The options of every suite, the time-out of its jobs, and the error of a suite that this machine cannot run."""
+"""The options and the batches of suites, the time-out of a job, and the error of a suite that cannot run here."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from common.data import mnist_on_disk
 
+BATCH_SIZES = (64, 256)  # --quick, and a comparison without --full, have the first alone
 TIMEOUT_SECONDS = 900  # of a job on ranks: only one that hangs takes so long
 
 

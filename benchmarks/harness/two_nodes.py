@@ -16,6 +16,8 @@ from benchmarks.harness.options import CannotMeasure
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "cable"
+# Bits per second; None is the cable as it is, which is the machine's memory.
+BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 # After a pause a throttled cable lets a burst through at its own speed. tbf refills its bucket at timer ticks. If the
 # bucket is smaller than one tick's bytes, the link stays below its rate. At 10 Gbit/s the largest one is enough.
 BURST_SECONDS = 1e-3

@@ -9,16 +9,14 @@ from functools import partial
 from itertools import product
 
 from benchmarks.harness import level_runs, records
+from benchmarks.harness.level_runs import Configuration, Steps
 from benchmarks.harness.node_ranks import NodeRanks, ranks_on
-from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
+from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, Samples, take_turns
 from benchmarks.harness.records import Pair
 from benchmarks.harness.rows import RAW_DDP
-from benchmarks.harness.two_nodes import Nodes, two_nodes
-from benchmarks.suites.throughput import BATCH_SIZES, Configuration, Steps
+from benchmarks.harness.two_nodes import BANDWIDTHS, Nodes, two_nodes
 
-# Bits per second; None is the cable as it is, which is the machine's memory.
-BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 STEPS = Steps(WARM_UP_STEPS, 4)
 
 

@@ -8,12 +8,11 @@ steps' times a group holds the "lanes" of one typical step, from which `benchmar
 from contextlib import ExitStack
 from functools import partial
 
+from benchmarks.harness.lanes.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.harness.lanes.typical_steps import record_in_turns
 from benchmarks.harness.node_ranks import NodeRanks, ranks_on
 from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
-from benchmarks.harness.two_nodes import two_nodes
-from benchmarks.suites.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
-from benchmarks.suites.network import BANDWIDTHS
+from benchmarks.harness.two_nodes import BANDWIDTHS, two_nodes
 from common.processes import Ranks, ranks
 
 LINKS = ("1 Gbit/s", "100 Mbit/s")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.harness.level_runs import Configuration, Steps
 from benchmarks.harness.rows import BASELINE
 from benchmarks.suites import throughput
-from benchmarks.suites.throughput import Configuration, Steps
 from common import ladder
 from common.data.synthetic import SIZES
 
