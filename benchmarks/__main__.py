@@ -48,7 +48,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def prepare_process(quick: bool) -> None:
+def prepare_main_process(quick: bool) -> None:
     """Settings of this process and of those that it starts. They come before its first tensor."""
     keep_large_blocks()
     torch.set_num_threads(1)  # it has little to do here, and several threads would wait for each other
@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.record:
         # Check now that the folder is writable, not after an hour.
         records.check_writable(options.record, "--record")
-    prepare_process(options.quick)
+    prepare_main_process(options.quick)
     # Check the load once, before the first suite: afterwards it includes our own.
     machine.warn_if_busy(machine.load_averages())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)

@@ -189,7 +189,7 @@ def run_script(script: str, world_size: int, flags: list[str]) -> dict:
     """Rank 0's result of a training. The processes run on GPUs if there is one for each, as nccl needs."""
     processes = level_runs.processes_of(script, world_size)
     too_few_gpus = processes > torch.cuda.device_count()
-    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
+    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.run_level, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 
 def flags_of(script: str, world_size: int, batch_size: int, data_flags: tuple[str, ...]) -> list[str]:

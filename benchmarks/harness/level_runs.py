@@ -34,7 +34,7 @@ def processes_of(script: str, world_size: int) -> int:
     return world_size if ladder.runs_on_ranks(script) else 1
 
 
-def train(level: str, flags: Sequence[str]) -> dict:
+def run_level(level: str, flags: Sequence[str]) -> dict:
     """The result of the level; what it prints is left out. A rank has the threads of its device, or of its share."""
     module = load(level)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -51,7 +51,7 @@ def peaks(level: str, flags: Sequence[str]) -> list[dict[str, int]]:
     and the threads of `nn.DataParallel` are not seen.
     """
     with track_replicas() as tracker:
-        train(level, [*flags, *SIMULATED])
+        run_level(level, [*flags, *SIMULATED])
     return list(tracker.peaks().values())
 
 
@@ -62,7 +62,7 @@ def held(level: str, flags: Sequence[str]) -> dict[str, int]:
     """
     held_now: dict[str, int] = {}
     with track_memory() as tracker, register_optimizer_step_post_hook(lambda *_: held_now.update(tracker.now())):
-        train(level, [*flags, *SIMULATED])
+        run_level(level, [*flags, *SIMULATED])
     return {category: held_now[category] for category in STATE}
 
 
@@ -108,7 +108,7 @@ class Configuration:
         """The slowest rank's result of a training of these steps. Raises RankFailed if a rank fails."""
         argv = [*self.argv(steps), *data_flags]
         processes = processes_of(self.level, self.workers)
-        results = ranks(processes).run(train, self.level, argv, timeout=TIMEOUT_SECONDS)
+        results = ranks(processes).run(run_level, self.level, argv, timeout=TIMEOUT_SECONDS)
         return min(results, key=lambda result: result["images_per_sec"])
 
 

@@ -140,7 +140,7 @@ def peaks_of_process(network: str, wrapper: str, devices: int) -> list[dict[str,
 
 
 @dataclass(frozen=True)
-class Row:
+class MemoryRow:
     """The memory of a network in a wrapper; `peaks` has the bytes of each category on each device, in their order."""
 
     network: str
@@ -151,7 +151,7 @@ class Row:
     peaks: list[dict[str, int]]
 
 
-def rows_on(devices: int, names: list[str], wrappers: Iterable[str] = WRAPPERS) -> list[Row]:
+def rows_on(devices: int, names: list[str], wrappers: Iterable[str] = WRAPPERS) -> list[MemoryRow]:
     """A row for each network and wrapper."""
     rows = []
     for wrapper in wrappers:
@@ -160,5 +160,5 @@ def rows_on(devices: int, names: list[str], wrappers: Iterable[str] = WRAPPERS) 
             network = NETWORKS[name]
             by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS)
             peaks = [*chain.from_iterable(by_process)]
-            rows.append(Row(name, network.title, network.batch_size, wrapper, devices, peaks))
+            rows.append(MemoryRow(name, network.title, network.batch_size, wrapper, devices, peaks))
     return rows

@@ -21,7 +21,7 @@ STEPS = Steps(WARM_UP_STEPS, 4)
 
 
 @dataclass(frozen=True)
-class Row:
+class LinkRow:
     """Two nodes over one of BANDWIDTHS, or one node while the other is idle.
 
     Attributes:
@@ -46,7 +46,7 @@ class Row:
 def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of the first batch."""
     batches = BATCH_SIZES[:1] if options.quick else BATCH_SIZES
-    rows = [Row(batch, link) for batch, link in product(batches, (None, *BANDWIDTHS))]
+    rows = [LinkRow(batch, link) for batch, link in product(batches, (None, *BANDWIDTHS))]
     with two_nodes() as nodes, ranks_on(nodes.names[:1]) as one_rank, ranks_on(nodes.names) as two_ranks:
         contestants = {}
         for row in rows:
@@ -56,17 +56,17 @@ def measure(options: MeasureOptions) -> dict:
     return {"groups": [record(rows, samples)]}
 
 
-def images_per_second(row: Row, nodes: Nodes, row_ranks: NodeRanks) -> float:
+def images_per_second(row: LinkRow, nodes: Nodes, row_ranks: NodeRanks) -> float:
     """Level 02's images per second on the row's nodes together, by the slowest rank's clock."""
     if row.link is not None:
         nodes.limit(BANDWIDTHS[row.link])
     level = Configuration(RAW_DDP, row.nodes, row.batch * row.nodes)
     argv = [*level.argv(STEPS), "--dataset", "synthetic", "--device", "cpu"]
-    results = row_ranks.run(level_runs.train, RAW_DDP, argv, timeout=TIMEOUT_SECONDS)
+    results = row_ranks.run(level_runs.run_level, RAW_DDP, argv, timeout=TIMEOUT_SECONDS)
     return min(result["images_per_sec"] for result in results)
 
 
-def record(rows: list[Row], samples: Samples) -> dict:
+def record(rows: list[LinkRow], samples: Samples) -> dict:
     """The group of `benchmarks.harness.records`, with the ratio of two nodes over each link to one node."""
     facts = {}
     pairs = []
@@ -78,6 +78,6 @@ def record(rows: list[Row], samples: Samples) -> dict:
             "global_batch_size": row.nodes * row.batch,
         }
         if row.link is not None:
-            pairs.append(Pair(row.name, Row(row.batch, None).name, "ratio"))
+            pairs.append(Pair(row.name, LinkRow(row.batch, None).name, "ratio"))
     title = "Throughput of DDP on two nodes against the bandwidth between them"
     return records.group(title, "images/s", samples, facts, pairs)

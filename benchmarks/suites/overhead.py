@@ -1,11 +1,11 @@
 """The time that an abstraction adds to a step: a raw loop, the core, the Trainer and their peers, in one process.
 
-The model, Linear(16, 10), has next to nothing to compute, so what is left is the loop's own cost. Model and data are
-in the CPU's memory. Each round runs every contestant once over 400 batches of 64 samples, on one thread (see
-`prepare_process` of `benchmarks.__main__`). The order of the contestants is drawn anew. The result is the difference to
-a raw loop of the same round that does the same work. The Trainers' raw loop also measures the gradients' norm, steps a
-schedule and sums the losses, as they do. They measure the norm by clipping to no limit, which leaves the gradients as
-they are. No contestant logs or saves.
+The model, Linear(16, 10), has next to nothing to compute, so what is left is the loop's own cost. Model and data are in
+the CPU's memory. Each round runs every contestant once over 400 batches of 64 samples, on one thread (see
+`prepare_main_process` of `benchmarks.__main__`). The order of the contestants is drawn anew. The result is the
+difference to a raw loop of the same round that does the same work. The Trainers' raw loop also measures the gradients'
+norm, steps a schedule and sums the losses, as they do. They measure the norm by clipping to no limit, which leaves the
+gradients as they are. No contestant logs or saves.
 
 A contestant's sample is its median step. A step takes some hundred microseconds, and a process that loses its core for
 one step would else add milliseconds to the mean.

@@ -20,7 +20,7 @@ QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=Tr
 
 @pytest.fixture
 def settings_of_this_process_stay(monkeypatch, one_thread):
-    monkeypatch.setattr(program, "prepare_process", lambda quick: None)
+    monkeypatch.setattr(program, "prepare_main_process", lambda quick: None)
 
 
 @pytest.mark.slow
