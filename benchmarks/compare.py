@@ -41,23 +41,14 @@ INCOMPLETE = "incomplete.json"
 
 
 class Settings(NamedTuple):
-    """The choices that all parts of a comparison share.
+    """The choices that all parts of a comparison share."""
 
-    Attributes:
-        world_size: processes, or replicas.
-        batch_sizes: the global batches at which levels are timed. Everything else is done at the first.
-        steps: optimizer steps of each level's training.
-        rounds: how often the levels take turns being timed.
-        data_flags: the levels' flags that name the dataset.
-        full: account for the memory of all networks and wrappers.
-    """
-
-    world_size: int
-    batch_sizes: tuple[int, ...]
-    steps: int
-    rounds: int
-    data_flags: tuple[str, ...]
-    full: bool
+    world_size: int  # processes, or replicas
+    batch_sizes: tuple[int, ...]  # the global batches at which levels are timed; everything else is done at the first
+    steps: int  # optimizer steps of each level's training
+    rounds: int  # how often the levels take turns being timed
+    data_flags: tuple[str, ...]  # the levels' flags that name the dataset
+    full: bool  # account for the memory of all networks and wrappers
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:

@@ -11,17 +11,11 @@ TIMEOUT_SECONDS = 900  # of a job on ranks: only one that hangs takes so long
 
 
 class MeasureOptions(NamedTuple):
-    """The size of a measurement.
+    """The size of a measurement."""
 
-    Attributes:
-        rounds: how often the rows of a group take turns.
-        data_flags: the levels' flags that name the dataset.
-        quick: a few short rounds, to see that everything runs.
-    """
-
-    rounds: int
-    data_flags: tuple[str, ...]
-    quick: bool
+    rounds: int  # how often the rows of a group take turns
+    data_flags: tuple[str, ...]  # the levels' flags that name the dataset
+    quick: bool  # a few short rounds, to see that everything runs
 
 
 class CannotMeasure(RuntimeError):

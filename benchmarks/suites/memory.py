@@ -85,17 +85,12 @@ def fully_sharded(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A way to train a network on several devices.
+    """A way to train a network on several devices."""
 
-    Attributes:
-        wrap: returns the model in the wrapper. Without ranks it also gets the number of devices.
-        has_ranks: each device has a process, and the model is that of one rank.
-        foreach: AdamW takes all parameters at once, as it does on a GPU by default. Else it takes one after another,
-            which needs the same temporaries on every kind of device.
-    """
-
-    wrap: Callable[..., nn.Module]
-    has_ranks: bool = True
+    wrap: Callable[..., nn.Module]  # gets a model, and where there are no ranks the number of devices
+    has_ranks: bool = True  # each device has a process
+    # AdamW takes all parameters at once, as it does on a GPU by default. Else it takes one after another, which needs
+    # the same temporaries on every kind of device.
     foreach: bool = False
 
 

@@ -22,15 +22,10 @@ STEPS = Steps(WARM_UP_STEPS, 4)
 
 @dataclass(frozen=True)
 class LinkRow:
-    """Two nodes over one of BANDWIDTHS, or one node while the other is idle.
+    """Two nodes over one of BANDWIDTHS, or one node while the other is idle."""
 
-    Attributes:
-        batch: the images of each process.
-        link: the name of the bandwidth; None for one node.
-    """
-
-    batch: int
-    link: str | None
+    batch: int  # the images of each process
+    link: str | None  # the name of the bandwidth; None for one node
 
     @property
     def nodes(self) -> int:

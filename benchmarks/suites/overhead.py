@@ -181,18 +181,12 @@ def by_trainer(library: str) -> float:
 
 
 class Loop(NamedTuple):
-    """A contestant.
-
-    Attributes:
-        run: returns the seconds of its median step.
-        raw: the name of the raw loop that does the same work; None for a raw loop.
-        needs: the PEERS that it imports.
-    """
+    """A contestant."""
 
     name: str
-    run: Callable[[], float]
-    raw: str | None = None
-    needs: tuple[str, ...] = ()
+    run: Callable[[], float]  # returns the seconds of its median step
+    raw: str | None = None  # the name of the raw loop that does the same work; None for a raw loop
+    needs: tuple[str, ...] = ()  # the PEERS that it imports
 
 
 LOOPS = (

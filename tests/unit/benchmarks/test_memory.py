@@ -119,8 +119,7 @@ def test_gathered_outputs_hurt_the_first_device():
 @pytest.mark.parametrize("network", ["big_output", "basic_net"])
 def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
     """Workspaces of the libraries are left out: cuBLAS keeps one, cuDNN takes one during a convolution."""
-    wrapper = memory.ALL_WRAPPERS[DATA_PARALLEL]
-    train = partial(memory.train, NETWORKS[network], torch.device("cuda"), wrapper, 1)
+    train = partial(memory.train, NETWORKS[network], torch.device("cuda"), memory.ALL_WRAPPERS[DATA_PARALLEL], 1)
     with torch.backends.cudnn.flags(enabled=False):
         train()  # libraries take what they keep
         gc.collect()
