@@ -127,7 +127,7 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: Wrapper, dev
 
 
 def peaks_of_process(network: str, wrapper: str, devices: int) -> list[dict[str, int]]:
-    """The bytes in each category at the peak of each of this process's devices. The names are those of the tables."""
+    """The bytes in each category at the peak of each of this process's devices. Names are keys of the tables above."""
     context = process_group("gloo") if ALL_WRAPPERS[wrapper].has_ranks else nullcontext()
     with context, track_replicas() as tracker:
         train(NETWORKS[network], torch.device("cpu"), ALL_WRAPPERS[wrapper], devices)
