@@ -17,12 +17,12 @@ from benchmarks.report import pictures
 from benchmarks.report.group_table import tables
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
 from common.allocator import keep_large_blocks
-from common.cores import available_cores
 from common.flag_types import positive
 from common.processes import RankFailed
 
 FULL_ROUNDS = 10
 QUICK_ROUNDS = 2
+# Without `memory`, which `benchmarks.compare` measures.
 SUITES = {
     "throughput": throughput.measure,
     "overhead": overhead.measure,
@@ -48,7 +48,7 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def prepare_process(quick: bool) -> None:
+def prepare_main_process(quick: bool) -> None:
     """Settings of this process and of those that it starts. They come before its first tensor."""
     keep_large_blocks()
     torch.set_num_threads(1)  # it has little to do here, and several threads would wait for each other
@@ -63,9 +63,9 @@ def main(argv: list[str] | None = None) -> None:
     if options.record:
         # Check now that the folder is writable, not after an hour.
         records.check_writable(options.record, "--record")
-    prepare_process(options.quick)
+    prepare_main_process(options.quick)
     # Check the load once, before the first suite: afterwards it includes our own.
-    machine.warn_if_busy(machine.load_averages(), available_cores())
+    machine.warn_if_busy(machine.load_averages())
     measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
     hardware = machine.hardware_and_versions()
     has_failed = False

@@ -19,15 +19,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, machine, records
-from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
+from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.rows import BASELINE, REPLICATED
 from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
-from benchmarks.suites.throughput import BATCH_SIZES
 from common import ladder
-from common.cores import available_cores
 from common.data import provide
 from common.data.synthetic import SIZES
 from common.errors import fail
@@ -43,23 +41,14 @@ INCOMPLETE = "incomplete.json"
 
 
 class Settings(NamedTuple):
-    """The choices that all parts of a comparison share.
+    """The choices that all parts of a comparison share."""
 
-    Attributes:
-        world_size: processes, or replicas.
-        batch_sizes: the global batches at which levels are timed. Everything else is done at the first.
-        steps: optimizer steps of each level's training.
-        rounds: how often the levels take turns being timed.
-        data_flags: the levels' flags that name the dataset.
-        full: account for the memory of all networks and wrappers.
-    """
-
-    world_size: int
-    batch_sizes: tuple[int, ...]
-    steps: int
-    rounds: int
-    data_flags: tuple[str, ...]
-    full: bool
+    world_size: int  # processes, or replicas
+    batch_sizes: tuple[int, ...]  # the global batches at which levels are timed; everything else is done at the first
+    steps: int  # optimizer steps of each level's training
+    rounds: int  # how often the levels take turns being timed
+    data_flags: tuple[str, ...]  # the levels' flags that name the dataset
+    full: bool  # account for the memory of all networks and wrappers
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -130,7 +119,7 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
         options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
         report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
     # For the verdict IN STEP: every script ends at level 00's weights.
-    scripts = report.levels | report.sharded
+    scripts = report.levels | report.sharded  # of the same results: what is put into them here, the report holds
     weights: dict[str, dict[str, Tensor]] = {}
     for script, result in scripts.items():
         begin_part(f"weights of {script}")
@@ -140,7 +129,7 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
     # For the verdict EXACT: ranks count each test sample once, also where they cannot share the samples evenly.
     for level in (BASELINE, *ladder.DISTRIBUTED):
         begin_part(f"evaluation of {level}")
-        report.levels[level] |= evaluate(level, settings)
+        report.levels[level] |= evaluate(level, settings.data_flags)
     # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
     for script, result in scripts.items():
         begin_part(f"memory of {script}")
@@ -154,50 +143,53 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
 
 def train(level: str, settings: Settings) -> dict:
     """The result of a training for a number of steps, and of the whole test set after it."""
-    return run_script(level, settings, "--max-steps", str(settings.steps))
+    flags = flags_of(level, settings.world_size, settings.batch_sizes[0], settings.data_flags)
+    return run_script(level, settings.world_size, [*flags, "--max-steps", str(settings.steps)])
 
 
 def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
     """The weights after PROOF_STEPS steps in float64 without dropout."""
+    flags = flags_of(script, settings.world_size, settings.batch_sizes[0], settings.data_flags)
+    flags += [*EXACT, "--max-steps", str(PROOF_STEPS), *level_runs.EVALUATE_FEW]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
-        flags = ["--max-steps", str(PROOF_STEPS), "--save", str(path), *level_runs.EVALUATE_FEW]
-        run_script(script, settings, *EXACT, *flags)
+        run_script(script, settings.world_size, [*flags, "--save", str(path)])
         return torch.load(path, weights_only=True)
 
 
-def evaluate(level: str, settings: Settings) -> dict:
+def evaluate(level: str, data_flags: tuple[str, ...]) -> dict:
     """The samples of the whole test set that the ranks count, and their losses. Level 00 has one process."""
-    on_three = settings._replace(world_size=EVALUATION_RANKS, batch_sizes=(EVALUATION_BATCH,))
-    result = run_script(level, on_three, *EXACT, "--max-steps", "1")
+    flags = flags_of(level, EVALUATION_RANKS, EVALUATION_BATCH, data_flags)
+    result = run_script(level, EVALUATION_RANKS, [*flags, *EXACT, "--max-steps", "1"])
+    processes = level_runs.processes_of(level, EVALUATION_RANKS)
     return {
-        "evaluated_on": {str(level_runs.processes_of(level, EVALUATION_RANKS)): result["evaluated"]},
+        "evaluated_on": {str(processes): result["evaluated"]},
         "eval_loss_sum": result["eval_loss"] * result["evaluated"],
     }
 
 
 def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
     """The peak bytes of each device by category."""
+    flags = flags_of(script, settings.world_size, settings.batch_sizes[0], settings.data_flags)
     pool = ranks(level_runs.processes_of(script, settings.world_size), on_cpu=True)
-    by_process = pool.run(level_runs.peaks, script, flags_of(script, settings), timeout=TIMEOUT_SECONDS)
+    by_process = pool.run(level_runs.peaks, script, flags, timeout=TIMEOUT_SECONDS)
     return [*chain.from_iterable(by_process)]
 
 
-def run_script(script: str, settings: Settings, *more_flags: str) -> dict:
+def run_script(script: str, world_size: int, flags: list[str]) -> dict:
     """Rank 0's result of a training. The processes run on GPUs if there is one for each, as nccl needs."""
-    processes = level_runs.processes_of(script, settings.world_size)
+    processes = level_runs.processes_of(script, world_size)
     too_few_gpus = processes > torch.cuda.device_count()
-    flags = [*flags_of(script, settings), *more_flags]
-    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.train, script, flags, timeout=TIMEOUT_SECONDS)[0]
+    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.run_level, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 
-def flags_of(script: str, settings: Settings) -> list[str]:
-    """The flags of a script for the first of the global batches, which its devices share."""
-    flags = ["--batch-size", str(settings.batch_sizes[0]), *settings.data_flags]
+def flags_of(script: str, world_size: int, batch_size: int, data_flags: tuple[str, ...]) -> list[str]:
+    """The flags of a script on `world_size` devices, which share the global batch."""
+    flags = ["--batch-size", str(batch_size), *data_flags]
     if script == REPLICATED:
-        flags += ["--replicas", str(settings.world_size)]
+        flags += ["--replicas", str(world_size)]
     if script == ladder.MESH:
-        flags += ["--tensor", "1" if settings.world_size % 2 else "2"]
+        flags += ["--tensor", "1" if world_size % 2 else "2"]
     return flags
 
 
@@ -214,7 +206,7 @@ def main() -> None:
         global_batch_size=settings.batch_sizes[0],
         steps=settings.steps,
     )
-    machine.warn_if_busy(report.began["load"], available_cores())
+    machine.warn_if_busy(report.began["load"])
     incomplete = options.out / INCOMPLETE
     # disable=None: silent where stderr is not a terminal.
     progress = tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79)

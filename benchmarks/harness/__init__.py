@@ -5,7 +5,7 @@ paired                    turns, and what their samples say: medians, quartiles,
 records                   the groups and files that suites write
 machine                   the machine that a record belongs to, its load, and the circumstances of a recording
 rows                      the names of rows
-level_runs                jobs that run a level's own train.py, on ranks
+level_runs                runs of a level's own train.py: jobs for ranks, and configurations
 two_nodes                 two network namespaces with a cable between them, which can be throttled
 node_ranks                a rank on each of these nodes; those of one machine are `common.processes.ranks`
 replica_memory            the memory of DataParallel's replicas

@@ -52,8 +52,9 @@ def load_averages() -> list[float] | None:
     return [round(value, 2) for value in os.getloadavg()]
 
 
-def warn_if_busy(load: list[float] | None, cores: int) -> None:
+def warn_if_busy(load: list[float] | None) -> None:
     """Say on stderr that other programs compute on this machine, if the `load` of `run_metadata` shows it."""
+    cores = os.cpu_count() or 1  # of the machine, as the load is, and not those that this process may use
     if load and load[0] >= cores / 2:
         busy = f"This machine is busy: load {load[0]:.1f} on {quantity(cores, 'core')}. Do not trust the speeds."
         print(busy, file=sys.stderr, flush=True)
@@ -63,8 +64,9 @@ def _command() -> str:
     """The command that a user typed, without the folders of this machine."""
     words = []
     for word in sys.orig_argv:
-        path = Path(word)
-        words.append(path.name if path.is_absolute() else word)
+        start = word.find("=") + 1 if word.startswith("--") else 0  # of what --flag=PATH names
+        path = Path(word[start:])
+        words.append(word[:start] + path.name if path.is_absolute() else word)
     return shlex.join(words)
 
 

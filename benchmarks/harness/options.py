@@ -1,4 +1,4 @@
-"""The options of every suite, the time-out of its jobs, and the error of a suite that this machine cannot run."""
+"""The options and the batches of suites, the time-out of a job, and the error of a suite that cannot run here."""
 
 import os
 from pathlib import Path
@@ -6,21 +6,16 @@ from typing import NamedTuple
 
 from common.data import mnist_on_disk
 
+BATCH_SIZES = (64, 256)  # --quick, and a comparison without --full, have the first alone
 TIMEOUT_SECONDS = 900  # of a job on ranks: only one that hangs takes so long
 
 
 class MeasureOptions(NamedTuple):
-    """The size of a measurement.
+    """The size of a measurement."""
 
-    Attributes:
-        rounds: how often the rows of a group take turns.
-        data_flags: the levels' flags that name the dataset.
-        quick: a few short rounds, to see that everything runs.
-    """
-
-    rounds: int
-    data_flags: tuple[str, ...]
-    quick: bool
+    rounds: int  # how often the rows of a group take turns
+    data_flags: tuple[str, ...]  # the levels' flags that name the dataset
+    quick: bool  # a few short rounds, to see that everything runs
 
 
 class CannotMeasure(RuntimeError):

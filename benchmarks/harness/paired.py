@@ -93,8 +93,3 @@ def _confidence(samples: int, outside: int) -> float:
 def ratios(ours: list[float], theirs: list[float]) -> list[float]:
     """ours / theirs, round by round."""
     return [mine / other for mine, other in zip(ours, theirs, strict=True)]
-
-
-def differences(ours: list[float], theirs: list[float]) -> list[float]:
-    """ours − theirs, round by round."""
-    return [mine - other for mine, other in zip(ours, theirs, strict=True)]

@@ -32,7 +32,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks.harness import paired
 from benchmarks.harness.paired import Samples, Summary, summarise
@@ -47,7 +47,7 @@ class Pair(NamedTuple):
 
     of: str
     to: str
-    kind: str
+    kind: Literal["ratio", "difference"]
 
 
 def group(
@@ -75,8 +75,10 @@ def group(
         }
     compared = []
     for pair in pairs:
-        compare = paired.ratios if pair.kind == "ratio" else paired.differences
-        by_round = compare(samples[pair.of], samples[pair.to])
+        if pair.kind == "ratio":
+            by_round = paired.ratios(samples[pair.of], samples[pair.to])
+        else:
+            by_round = [of - to for of, to in zip(samples[pair.of], samples[pair.to], strict=True)]
         interval = paired.interval_of_median(by_round)
         result = {
             **pair._asdict(),

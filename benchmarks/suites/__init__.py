@@ -1,5 +1,4 @@
 """The measurements. `python -m benchmarks` calls `measure` of a module, which returns what its record holds.
 
-`memory` is measured by `benchmarks.compare`, which also takes `throughput` in part. `gradient_averaging` has the steps
-that `timeline` records.
+`memory` is measured by `benchmarks.compare`, which also takes `throughput` in part.
 """

@@ -4,9 +4,10 @@ Three steps of AdamW at the same global batch, with the wrappers that levels 01 
 its device by `common.memory`; DDP's ranks are real processes, each accounted for by itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import torch
@@ -27,12 +28,6 @@ from common.small.data_parallel import EmulatedDataParallel
 STEPS = 3  # From the second on the optimizer has its state, and DDP its final buckets.
 DEVICES = (2, 4, 8)
 WRAPPERS = (DATA_PARALLEL, DDP)
-ALL_WRAPPERS = (
-    *WRAPPERS,
-    FOREACH,  # AdamW takes all parameters at once, as it does on a GPU by default
-    BUCKET_VIEWS,  # with gradient_as_bucket_view the gradients lie in DDP's buckets, not beside them
-    FSDP2,
-)
 
 
 @dataclass(frozen=True)
@@ -74,15 +69,6 @@ NETWORKS = {
 }
 
 
-def wrapped(model: nn.Module, wrapper: str, devices: int) -> nn.Module:
-    """The model in one of ALL_WRAPPERS, on one of `devices` ranks, or under DataParallel on all devices."""
-    if wrapper == DATA_PARALLEL:
-        return EmulatedDataParallel(model, devices)
-    if wrapper == FSDP2:
-        return fully_sharded(model)
-    return DistributedDataParallel(model, gradient_as_bucket_view=wrapper == BUCKET_VIEWS)
-
-
 def fully_sharded(model: nn.Module) -> nn.Module:
     """`model`, of which each rank keeps its part of every parameter; a layer is gathered when it computes."""
     # Importing it takes a second, which `benchmarks.compare` does not need.
@@ -97,17 +83,38 @@ def fully_sharded(model: nn.Module) -> nn.Module:
     return model
 
 
-def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices: int) -> None:
+@dataclass(frozen=True)
+class Wrapper:
+    """A way to train a network on several devices."""
+
+    wrap: Callable[..., nn.Module]  # gets a model, and where there are no ranks the number of devices
+    has_ranks: bool = True  # each device has a process
+    # AdamW takes all parameters at once, as it does on a GPU by default. Else it takes one after another, which needs
+    # the same temporaries on every kind of device.
+    foreach: bool = False
+
+
+ALL_WRAPPERS = {
+    DATA_PARALLEL: Wrapper(EmulatedDataParallel, has_ranks=False),
+    DDP: Wrapper(DistributedDataParallel),
+    FOREACH: Wrapper(DistributedDataParallel, foreach=True),
+    # The gradients lie in DDP's buckets, not beside them.
+    BUCKET_VIEWS: Wrapper(partial(DistributedDataParallel, gradient_as_bucket_view=True)),
+    FSDP2: Wrapper(fully_sharded),
+}
+
+
+def train(network: ReferenceNetwork, device: torch.device, wrapper: Wrapper, devices: int) -> None:
     """STEPS steps as levels 01 and 02 take them. A rank of DDP or FSDP2 takes all, each on its share of the batch."""
     torch.manual_seed(0)
-    model = wrapped(network.build().to(device), wrapper, devices)
+    model = network.build().to(device)
+    model = wrapper.wrap(model) if wrapper.has_ranks else wrapper.wrap(model, devices)
     for parameter in model.parameters():
         label(parameter, "parameters")
-    # Without foreach AdamW takes one parameter after another, which needs the same temporaries on every kind of device.
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=wrapper == FOREACH)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=wrapper.foreach)
     for _ in range(STEPS):
         images, targets = network.batch()
-        if wrapper != DATA_PARALLEL:
+        if wrapper.has_ranks:
             # In memory of their own, so that the global batch is not held.
             images = images.chunk(devices)[dist.get_rank()].clone()
             targets = targets.chunk(devices)[dist.get_rank()].clone()
@@ -119,16 +126,16 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: str, devices
         optimizer.zero_grad()
 
 
-def peaks_of_process(name: str, wrapper: str, devices: int) -> list[dict[str, int]]:
-    """The bytes in each category at the peak of each of this process's devices."""
-    context = nullcontext() if wrapper == DATA_PARALLEL else process_group("gloo")
+def peaks_of_process(network: str, wrapper: str, devices: int) -> list[dict[str, int]]:
+    """The bytes in each category at the peak of each of this process's devices. Names are keys of the tables above."""
+    context = process_group("gloo") if ALL_WRAPPERS[wrapper].has_ranks else nullcontext()
     with context, track_replicas() as tracker:
-        train(NETWORKS[name], torch.device("cpu"), wrapper, devices)
+        train(NETWORKS[network], torch.device("cpu"), ALL_WRAPPERS[wrapper], devices)
     return list(tracker.peaks().values())
 
 
 @dataclass(frozen=True)
-class Row:
+class MemoryRow:
     """The memory of a network in a wrapper; `peaks` has the bytes of each category on each device, in their order."""
 
     network: str
@@ -139,14 +146,14 @@ class Row:
     peaks: list[dict[str, int]]
 
 
-def rows_on(devices: int, names: list[str], wrappers: tuple[str, ...] = WRAPPERS) -> list[Row]:
+def rows_on(devices: int, names: list[str], wrappers: Iterable[str] = WRAPPERS) -> list[MemoryRow]:
     """A row for each network and wrapper."""
     rows = []
     for wrapper in wrappers:
-        processes = ranks(1 if wrapper == DATA_PARALLEL else devices, on_cpu=True)
+        processes = ranks(devices if ALL_WRAPPERS[wrapper].has_ranks else 1, on_cpu=True)
         for name in names:
             network = NETWORKS[name]
             by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS)
             peaks = [*chain.from_iterable(by_process)]
-            rows.append(Row(name, network.title, network.batch_size, wrapper, devices, peaks))
+            rows.append(MemoryRow(name, network.title, network.batch_size, wrapper, devices, peaks))
     return rows

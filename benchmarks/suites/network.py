@@ -9,30 +9,23 @@ from functools import partial
 from itertools import product
 
 from benchmarks.harness import level_runs, records
+from benchmarks.harness.level_runs import Configuration, Steps
 from benchmarks.harness.node_ranks import NodeRanks, ranks_on
-from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
+from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, Samples, take_turns
 from benchmarks.harness.records import Pair
 from benchmarks.harness.rows import RAW_DDP
-from benchmarks.harness.two_nodes import Nodes, two_nodes
-from benchmarks.suites.throughput import BATCH_SIZES, Configuration, Steps
+from benchmarks.harness.two_nodes import BANDWIDTHS, Nodes, two_nodes
 
-# Bits per second; None is the cable as it is, which is the machine's memory.
-BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 STEPS = Steps(WARM_UP_STEPS, 4)
 
 
 @dataclass(frozen=True)
-class Row:
-    """Two nodes over one of BANDWIDTHS, or one node while the other is idle.
+class LinkRow:
+    """Two nodes over one of BANDWIDTHS, or one node while the other is idle."""
 
-    Attributes:
-        batch: the images of each process.
-        link: the name of the bandwidth; None for one node.
-    """
-
-    batch: int
-    link: str | None
+    batch: int  # the images of each process
+    link: str | None  # the name of the bandwidth; None for one node
 
     @property
     def nodes(self) -> int:
@@ -48,7 +41,7 @@ class Row:
 def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of the first batch."""
     batches = BATCH_SIZES[:1] if options.quick else BATCH_SIZES
-    rows = [Row(batch, link) for batch, link in product(batches, (None, *BANDWIDTHS))]
+    rows = [LinkRow(batch, link) for batch, link in product(batches, (None, *BANDWIDTHS))]
     with two_nodes() as nodes, ranks_on(nodes.names[:1]) as one_rank, ranks_on(nodes.names) as two_ranks:
         contestants = {}
         for row in rows:
@@ -58,17 +51,17 @@ def measure(options: MeasureOptions) -> dict:
     return {"groups": [record(rows, samples)]}
 
 
-def images_per_second(row: Row, nodes: Nodes, row_ranks: NodeRanks) -> float:
+def images_per_second(row: LinkRow, nodes: Nodes, row_ranks: NodeRanks) -> float:
     """Level 02's images per second on the row's nodes together, by the slowest rank's clock."""
     if row.link is not None:
         nodes.limit(BANDWIDTHS[row.link])
     level = Configuration(RAW_DDP, row.nodes, row.batch * row.nodes)
     argv = [*level.argv(STEPS), "--dataset", "synthetic", "--device", "cpu"]
-    results = row_ranks.run(level_runs.train, RAW_DDP, argv, timeout=TIMEOUT_SECONDS)
+    results = row_ranks.run(level_runs.run_level, RAW_DDP, argv, timeout=TIMEOUT_SECONDS)
     return min(result["images_per_sec"] for result in results)
 
 
-def record(rows: list[Row], samples: Samples) -> dict:
+def record(rows: list[LinkRow], samples: Samples) -> dict:
     """The group of `benchmarks.harness.records`, with the ratio of two nodes over each link to one node."""
     facts = {}
     pairs = []
@@ -80,6 +73,6 @@ def record(rows: list[Row], samples: Samples) -> dict:
             "global_batch_size": row.nodes * row.batch,
         }
         if row.link is not None:
-            pairs.append(Pair(row.name, Row(row.batch, None).name, "ratio"))
+            pairs.append(Pair(row.name, LinkRow(row.batch, None).name, "ratio"))
     title = "Throughput of DDP on two nodes against the bandwidth between them"
     return records.group(title, "images/s", samples, facts, pairs)

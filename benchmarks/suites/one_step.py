@@ -6,11 +6,10 @@ from itertools import chain
 from benchmarks.harness.lanes.record_level import record_level
 from benchmarks.harness.lanes.spans import RecordedStep
 from benchmarks.harness.lanes.typical_steps import record_in_turns
-from benchmarks.harness.level_runs import processes_of
+from benchmarks.harness.level_runs import Configuration, Steps, processes_of
 from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS
 from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
-from benchmarks.suites.throughput import Configuration, Steps
 from common import ladder
 from common.cores import available_cores
 from common.processes import ranks

@@ -1,11 +1,11 @@
 """The time that an abstraction adds to a step: a raw loop, the core, the Trainer and their peers, in one process.
 
-The model, Linear(16, 10), has next to nothing to compute, so what is left is the loop's own cost. Model and data are
-in the CPU's memory. Each round runs every contestant once over 400 batches of 64 samples, on one thread (see
-`prepare_process` of `benchmarks.__main__`). The order of the contestants is drawn anew. The result is the difference to
-a raw loop of the same round that does the same work. The Trainers' raw loop also measures the gradients' norm, steps a
-schedule and sums the losses, as they do. They measure the norm by clipping to no limit, which leaves the gradients as
-they are. No contestant logs or saves.
+The model, Linear(16, 10), has next to nothing to compute, so what is left is the loop's own cost. Model and data are in
+the CPU's memory. Each round runs every contestant once over 400 batches of 64 samples, on one thread (see
+`prepare_main_process` of `benchmarks.__main__`). The order of the contestants is drawn anew. The result is the
+difference to a raw loop of the same round that does the same work. The Trainers' raw loop also measures the gradients'
+norm, steps a schedule and sums the losses, as they do. They measure the norm by clipping to no limit, which leaves the
+gradients as they are. No contestant logs or saves.
 
 A contestant's sample is its median step. A step takes some hundred microseconds, and a process that loses its core for
 one step would else add milliseconds to the mean.
@@ -19,7 +19,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
@@ -27,6 +27,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness import records
@@ -59,7 +62,7 @@ def median_step(ends: list[float]) -> float:
     return statistics.median(end - start for start, end in pairwise(ends[WARM_UP:]))
 
 
-def model_optimizer_loader() -> tuple[torch.nn.Module, torch.optim.Optimizer, DataLoader]:
+def model_optimizer_loader() -> tuple[Module, Optimizer, DataLoader]:
     """A model, its optimizer and its loader: the same for every contestant with a loop of its own."""
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
@@ -67,7 +70,9 @@ def model_optimizer_loader() -> tuple[torch.nn.Module, torch.optim.Optimizer, Da
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
 
 
-def timed(model, optimizer, loader, backward: Callable, context_of_step: Callable = nullcontext) -> float:
+def timed(
+    model: Module, optimizer: Optimizer, loader: Iterable, backward: Callable, context_of_step: Callable = nullcontext
+) -> float:
     """Seconds of the median step. Each step runs in the context that `context_of_step(model)` makes."""
     ends = []
     for inputs, targets in loader:
@@ -109,12 +114,12 @@ def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
     return {"x": batch[0], "y": batch[1]}
 
 
-def model_optimizer_schedule():
+def model_optimizer_schedule() -> tuple[Module, Optimizer, LambdaLR]:
     """The same for a Trainer and for the raw loop that does its work."""
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    return model, optimizer, LambdaLR(optimizer, lambda step: 1.0)
 
 
 def raw_loop_like_trainer() -> float:
@@ -176,45 +181,35 @@ def by_trainer(library: str) -> float:
 
 
 class Loop(NamedTuple):
-    """A contestant: `run` returns the seconds of its median step, and `needs` are the PEERS that it imports."""
+    """A contestant."""
 
-    run: Callable[[], float]
-    needs: tuple[str, ...] = ()
+    name: str
+    run: Callable[[], float]  # returns the seconds of its median step
+    raw: str | None = None  # the name of the raw loop that does the same work; None for a raw loop
+    needs: tuple[str, ...] = ()  # the PEERS that it imports
 
 
-# Each raw loop, and the loops by libraries that do the same work.
-LOOPS: dict[str, dict[str, Loop]] = {
-    RAW: {
-        RAW: Loop(raw_loop),
-        "common.accelerator": Loop(partial(by_accelerator, "common.accelerator")),
-        "common.accelerator, accumulate()": Loop(partial(by_accelerator, "common.accelerator", accumulate=True)),
-        "accelerate": Loop(partial(by_accelerator, "accelerate"), ("accelerate",)),
-        "accelerate, accumulate()": Loop(partial(by_accelerator, "accelerate", accumulate=True), ("accelerate",)),
-        "lightning.fabric": Loop(by_fabric, ("lightning",)),
-    },
-    RAW_LIKE_TRAINER: {
-        RAW_LIKE_TRAINER: Loop(raw_loop_like_trainer),
-        "common.trainer": Loop(partial(by_trainer, "common.trainer")),
-        "transformers.Trainer": Loop(partial(by_trainer, "transformers"), ("transformers", "accelerate")),
-    },
-}
+LOOPS = (
+    Loop(RAW, raw_loop),
+    Loop("common.accelerator", partial(by_accelerator, "common.accelerator"), RAW),
+    Loop("common.accelerator, accumulate()", partial(by_accelerator, "common.accelerator", accumulate=True), RAW),
+    Loop("accelerate", partial(by_accelerator, "accelerate"), RAW, ("accelerate",)),
+    Loop("accelerate, accumulate()", partial(by_accelerator, "accelerate", accumulate=True), RAW, ("accelerate",)),
+    Loop("lightning.fabric", by_fabric, RAW, ("lightning",)),
+    Loop(RAW_LIKE_TRAINER, raw_loop_like_trainer),
+    Loop("common.trainer", partial(by_trainer, "common.trainer"), RAW_LIKE_TRAINER),
+    Loop("transformers.Trainer", partial(by_trainer, "transformers"), RAW_LIKE_TRAINER, ("transformers", "accelerate")),
+)
 
 
 def measure(options: MeasureOptions) -> dict:
     """One group, of all loops, with what each library adds to the raw loop that does the same work."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    missing = [name for name in PEERS if not importlib.util.find_spec(name)]
+    missing = {name for name in PEERS if not importlib.util.find_spec(name)}
     if missing:
-        print(f"not measured: {', '.join(missing)}, not installed (pip install -e '.[peers]')", flush=True)
-    contestants = {}
-    pairs = []
-    for raw, loops in LOOPS.items():
-        for name, loop in loops.items():
-            if any(peer in missing for peer in loop.needs):
-                continue
-            contestants[name] = loop.run
-            if name != raw:
-                pairs.append(Pair(name, raw, "difference"))
-    seconds = take_turns(contestants, range(options.rounds))
+        print(f"not measured: {', '.join(sorted(missing))}, not installed (pip install -e '.[peers]')", flush=True)
+    loops = [loop for loop in LOOPS if missing.isdisjoint(loop.needs)]
+    pairs = [Pair(loop.name, loop.raw, "difference") for loop in loops if loop.raw]
+    seconds = take_turns({loop.name: loop.run for loop in loops}, range(options.rounds))
     samples = {name: [1e6 * value for value in values] for name, values in seconds.items()}
     return {"groups": [records.group("overhead per step", "µs", samples, pairs=pairs)]}

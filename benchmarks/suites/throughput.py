@@ -10,84 +10,24 @@ this choice.
 """
 
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
-from benchmarks.harness import level_runs, records
-from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
+from benchmarks.harness import records
+from benchmarks.harness.level_runs import Configuration, Steps, row_name
+from benchmarks.harness.options import BATCH_SIZES, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, take_turns
 from benchmarks.harness.records import Pair
-from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
+from benchmarks.harness.rows import BASELINE, RAW_DDP
 from common import ladder
 from common.cores import available_cores
 from common.data.synthetic import SIZES
-from common.instruments.result import quantity
-from common.processes import ranks
 
 # More rounds make an interval narrow, longer samples do not.
 SECONDS_OF_A_SAMPLE = 0.5
-BATCH_SIZES = (64, 256)  # --quick, and a comparison without --full, have the first alone
-
-
-class Steps(NamedTuple):
-    """The steps of one sample: those of a warm-up, which are not counted, and those that are."""
-
-    warm_up: int
-    counted: int
-
-
 FEW_STEPS = Steps(WARM_UP_STEPS, 2)
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """A level, or a script beside it, as one row measures it.
-
-    Attributes:
-        workers: processes, or at level 01 replicas. Each has a device of its own.
-        cores_per_device: the cores of each device; None where devices are not made of cores (`cores_of_a_device`).
-        all_cores: the row apart, whose one device has all cores.
-    """
-
-    level: str
-    workers: int
-    global_batch_size: int
-    cores_per_device: int | None = None
-    all_cores: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{BASELINE}, all cores" if self.all_cores else row_name(self.level, self.workers)
-
-    def argv(self, steps: Steps) -> list[str]:
-        """The level's flags for these steps, without those of the data."""
-        # Evaluation is not timed, so it gets one sample for each rank.
-        argv = ["--batch-size", str(self.global_batch_size), "--eval-samples", str(self.workers)]
-        argv += ["--warm-up-steps", str(steps.warm_up), "--max-steps", str(steps.warm_up + steps.counted)]
-        if self.level == REPLICATED:
-            argv += ["--replicas", str(self.workers)]
-        if self.cores_per_device is not None:
-            argv += ["--cores-per-device", str(self.cores_per_device)]
-        return argv
-
-    def run(self, steps: Steps, data_flags: tuple[str, ...]) -> dict:
-        """The slowest rank's result of a training of these steps. Raises RankFailed if a rank fails."""
-        argv = [*self.argv(steps), *data_flags]
-        processes = level_runs.processes_of(self.level, self.workers)
-        results = ranks(processes).run(level_runs.train, self.level, argv, timeout=TIMEOUT_SECONDS)
-        return min(results, key=lambda result: result["images_per_sec"])
-
-
-def row_name(level: str, workers: int) -> str:
-    """The name of the row of a level, each worker on a device of its own."""
-    if level == BASELINE:
-        return BASELINE
-    if level == REPLICATED:
-        return f"{level}, {quantity(workers, 'replica')}"
-    return f"{level}, {workers} {'process' if workers == 1 else 'processes'}"
 
 
 def measure(options: MeasureOptions) -> dict:
@@ -120,14 +60,14 @@ def world_sizes() -> list[int]:
 
 
 def configurations(worker_counts: list[int], global_batch_size: int) -> list[Configuration]:
-    """Level 00 on one device, the others on several; where devices are made of cores, level 00 with all cores too."""
+    """Level 00 on one device, the others on several; where a device is a part of the cores, level 00 with all too."""
     cores = cores_of_a_device(max(worker_counts))
     several = [workers for workers in worker_counts if workers > 1] or [1]
     rows = [Configuration(BASELINE, 1, global_batch_size, cores)]
     for level in ladder.LEVELS[1:]:
         for workers in several:
             rows.append(Configuration(level, workers, global_batch_size, cores))
-    if cores is not None:
+    if cores not in (None, available_cores()):
         rows.append(Configuration(BASELINE, 1, global_batch_size, available_cores(), all_cores=True))
     return rows
 

@@ -5,14 +5,14 @@ Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 1
 steps' times a group holds the "lanes" of one typical step, from which `benchmarks.report` draws pictures.
 """
 
+from contextlib import ExitStack
 from functools import partial
 
+from benchmarks.harness.lanes.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.harness.lanes.typical_steps import record_in_turns
 from benchmarks.harness.node_ranks import NodeRanks, ranks_on
 from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
-from benchmarks.harness.two_nodes import two_nodes
-from benchmarks.suites.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
-from benchmarks.suites.network import BANDWIDTHS
+from benchmarks.harness.two_nodes import BANDWIDTHS, two_nodes
 from common.processes import Ranks, ranks
 
 LINKS = ("1 Gbit/s", "100 Mbit/s")
@@ -21,13 +21,16 @@ LOOPBACK = "loopback"
 
 def measure(options: MeasureOptions) -> dict:
     groups = []
-    try:
-        with two_nodes() as nodes, ranks_on(nodes.names) as two_ranks:
+    with ExitStack() as stack:
+        try:
+            nodes = stack.enter_context(two_nodes())
+        except CannotMeasure as reason:
+            print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
+        else:
+            two_ranks = stack.enter_context(ranks_on(nodes.names))
             for link in LINKS:
                 nodes.limit(BANDWIDTHS[link])
                 groups.append(record_over(link, two_ranks, options.rounds))
-    except CannotMeasure as reason:
-        print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
     groups.append(record_over(LOOPBACK, ranks(2, on_cpu=True), options.rounds))
     return {"groups": groups}
 

@@ -36,7 +36,7 @@ def record_level(script: str, argv: list[str]) -> list[list[RecordedStep]]:
     with ExitStack() as stack:
         for owner, name, phase in CALLS:
             stack.enter_context(patch.object(owner, name, _named(phase, getattr(owner, name))))
-        return record(partial(level_runs.train, script, argv), SENDING)
+        return record(partial(level_runs.run_level, script, argv), SENDING)
 
 
 def _named(phase: str, function: Callable) -> Callable:

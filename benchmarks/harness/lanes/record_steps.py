@@ -34,7 +34,10 @@ class Event(NamedTuple):
 
 
 def record(take_steps: Callable[[], object], sending: str) -> list[list[RecordedStep]]:
-    """The steps that `take_steps` takes, but for the first, of each device. `sending` names the spans of messages."""
+    """The steps that `take_steps` takes, but for the first: for each device of this process a list of its steps.
+
+    `sending` is the name of the spans of messages.
+    """
     every_thread = _ExperimentalConfig(profile_all_threads=True)
     with profile(activities=[ProfilerActivity.CPU], experimental_config=every_thread) as profiler:
         take_steps()

@@ -142,12 +142,12 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, monkeypatch):
     monkeypatch.setattr(compare, "ranks", Ranks)
     settings = settings_of(gpus=gpus)
     compare.train("02_ddp_raw", settings)
-    compare.evaluate("02_ddp_raw", settings)
+    compare.evaluate("02_ddp_raw", settings.data_flags)
     assert started == [(gpus or 2, gpus == 0), (3, gpus < 3)]
 
 
 def train_with_one_sample_twice(level, flags):
-    """`level_runs.train`, where rank 0 evaluates its first sample in place of its last one."""
+    """`level_runs.run_level`, where rank 0 evaluates its first sample in place of its last one."""
     indices = DistributedEvalSampler.__iter__
 
     def one_twice(sampler):
@@ -156,24 +156,24 @@ def train_with_one_sample_twice(level, flags):
 
     DistributedEvalSampler.__iter__ = one_twice
     try:
-        return level_runs.train(level, flags)
+        return level_runs.run_level(level, flags)
     finally:
         DistributedEvalSampler.__iter__ = indices
 
 
 @pytest.mark.slow
 def test_a_sample_in_anothers_place_is_inexact_although_as_many_are_counted(monkeypatch, report):
-    settings = settings_of()._replace(data_flags=("--dataset", "synthetic", *level_runs.EVALUATE_FEW))
+    data_flags = ("--dataset", "synthetic", *level_runs.EVALUATE_FEW)
     levels = report["levels"]
     for result in levels.values():
         result["run"]["evaluated"] = 100
         result["evaluated_on"] = {"3": 100}
     for level in ladder.LEVELS:
         if level != "01_data_parallel":
-            levels[level].update(compare.evaluate(level, settings))
+            levels[level].update(compare.evaluate(level, data_flags))
     assert exact(levels, 100).kept
-    monkeypatch.setattr(level_runs, "train", train_with_one_sample_twice)
-    levels["02_ddp_raw"].update(compare.evaluate("02_ddp_raw", settings))
+    monkeypatch.setattr(level_runs, "run_level", train_with_one_sample_twice)
+    levels["02_ddp_raw"].update(compare.evaluate("02_ddp_raw", data_flags))
     verdict = exact(levels, 100)
     assert not verdict.kept and "02_ddp_raw adds up losses to" in verdict.line
     assert levels["02_ddp_raw"]["evaluated_on"] == {"3": 100}

@@ -29,7 +29,7 @@ WEIGHTS = INPUTS * OUTPUTS * FLOAT
 
 def _peaks(wrapper: str, devices: int) -> list[dict]:
     with track_replicas() as tracker:
-        memory.train(LINEAR, torch.device("cpu"), wrapper, devices)
+        memory.train(LINEAR, torch.device("cpu"), memory.ALL_WRAPPERS[wrapper], devices)
     return list(tracker.peaks().values())
 
 
@@ -119,7 +119,7 @@ def test_gathered_outputs_hurt_the_first_device():
 @pytest.mark.parametrize("network", ["big_output", "basic_net"])
 def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
     """Workspaces of the libraries are left out: cuBLAS keeps one, cuDNN takes one during a convolution."""
-    train = partial(memory.train, NETWORKS[network], torch.device("cuda"), DATA_PARALLEL, 1)
+    train = partial(memory.train, NETWORKS[network], torch.device("cuda"), memory.ALL_WRAPPERS[DATA_PARALLEL], 1)
     with torch.backends.cudnn.flags(enabled=False):
         train()  # libraries take what they keep
         gc.collect()

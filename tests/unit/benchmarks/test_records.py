@@ -1,6 +1,7 @@
 """Records of benchmarks: small, complete, printable in 80 columns."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machi
     "words, command",
     [
         (["/v/bin/python3", "-m", "benchmarks", "all", "--record", "/o/out"], "python3 -m benchmarks all --record out"),
-        (["python", "-m", "benchmarks.compare", "--full"], "python -m benchmarks.compare --full"),
+        (["python", "-m", "benchmarks.compare", "--full", "--out=/o/x"], "python -m benchmarks.compare --full --out=x"),
     ],
 )
 def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(words, command, monkeypatch):
@@ -87,12 +88,12 @@ def test_a_changed_file_makes_the_commit_dirty_and_a_record_does_not(tmp_path, m
     assert machine.run_metadata()["commit"] == f"{clean}-dirty" and "dirty" not in clean
 
 
-def test_a_busy_machine_is_named(capsys):
-    machine.warn_if_busy([5.2, 0.0, 0.0], 2)
-    assert "load 5.2 on 2 cores" in capsys.readouterr().err
-    machine.warn_if_busy([5.2, 0.0, 0.0], 64)
-    machine.warn_if_busy([0.6, 0.0, 0.0], 2)
-    machine.warn_if_busy(None, 2)
+def test_a_busy_machine_is_named_by_all_of_its_cores(capsys, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    machine.warn_if_busy([5.2, 0.0, 0.0])
+    assert "load 5.2 on 8 cores" in capsys.readouterr().err
+    machine.warn_if_busy([3.6, 0.0, 0.0])
+    machine.warn_if_busy(None)
     assert capsys.readouterr().err == ""
 
 

@@ -3,8 +3,10 @@
 `.ci/run bench` measures, records and draws all of them.
 """
 
+import contextlib
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +20,7 @@ QUICK = MeasureOptions(rounds=2, data_flags=("--dataset", "synthetic"), quick=Tr
 
 @pytest.fixture
 def settings_of_this_process_stay(monkeypatch, one_thread):
-    monkeypatch.setattr(program, "prepare_process", lambda quick: None)
+    monkeypatch.setattr(program, "prepare_main_process", lambda quick: None)
 
 
 @pytest.mark.slow
@@ -79,7 +81,7 @@ def test_without_a_peer_the_rows_that_need_it_are_left_out_and_it_is_said(missin
 
 
 def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):
-    def cannot():
+    def cannot(_=None):
         raise CannotMeasure("two nodes need root")
 
     monkeypatch.setattr(network, "two_nodes", cannot)
@@ -89,3 +91,7 @@ def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(
     monkeypatch.setattr(timeline, "record_over", lambda link, pair, rounds: {"link": link})
     assert timeline.measure(QUICK) == {"groups": [{"link": timeline.LOOPBACK}]}
     assert "two nodes need root" in capsys.readouterr().out
+    nodes = SimpleNamespace(names=("a", "b"), limit=cannot)
+    monkeypatch.setattr(timeline, "two_nodes", lambda: contextlib.nullcontext(nodes))
+    with pytest.raises(CannotMeasure):  # not "alone", after a link has been measured
+        timeline.measure(QUICK)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.harness.level_runs import Configuration, Steps
 from benchmarks.harness.rows import BASELINE
 from benchmarks.suites import throughput
-from benchmarks.suites.throughput import Configuration, Steps
 from common import ladder
 from common.data.synthetic import SIZES
 
@@ -33,6 +33,7 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu
     weak = [Configuration(level, 2, 128, 8) for level in ladder.LEVELS[1:]]
     assert throughput.strong_scaling(64) == [one, *strong, all_cores]
     assert throughput.weak_scaling(64) == [one, *weak, all_cores]
+    assert not any(row.all_cores for row in throughput.configurations([1], 64))  # its one device has all cores already
 
 
 def test_a_row_on_a_device_asks_its_level_for_that_devices_cores():

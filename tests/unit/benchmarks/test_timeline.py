@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.harness.lanes import typical_steps
+from benchmarks.harness.lanes.gradient_averaging import NO_SYNC, deep_net
 from benchmarks.harness.lanes.record_steps import Event, steps_of_devices
 from benchmarks.harness.lanes.spans import (
     ALL_REDUCE,
@@ -18,7 +19,6 @@ from benchmarks.harness.lanes.spans import (
 )
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
-from benchmarks.suites.gradient_averaging import NO_SYNC, deep_net
 from common.processes import ranks
 
 NAIVE = "naive"
