@@ -26,6 +26,7 @@ from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
 from benchmarks.suites import memory, throughput
 from common import ladder
+from common.cores import available_cores
 from common.data import provide
 from common.data.synthetic import SIZES
 from common.errors import fail
@@ -143,13 +144,13 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
 
 def train(level: str, settings: Settings) -> dict:
     """The result of a training for a number of steps, and of the whole test set after it."""
-    flags = flags_of(level, settings.world_size, settings.batch_sizes[0], settings.data_flags)
+    flags = flags_of(level, settings)
     return run_script(level, settings.world_size, [*flags, "--max-steps", str(settings.steps)])
 
 
 def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
     """The weights after PROOF_STEPS steps in float64 without dropout."""
-    flags = flags_of(script, settings.world_size, settings.batch_sizes[0], settings.data_flags)
+    flags = flags_of(script, settings)
     flags += [*EXACT, "--max-steps", str(PROOF_STEPS), *level_runs.EVALUATE_FEW]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "weights.pt"
@@ -159,8 +160,8 @@ def train_exactly(script: str, settings: Settings) -> dict[str, Tensor]:
 
 def evaluate(level: str, data_flags: tuple[str, ...]) -> dict:
     """The samples of the whole test set that the ranks count, and their losses. Level 00 has one process."""
-    flags = flags_of(level, EVALUATION_RANKS, EVALUATION_BATCH, data_flags)
-    result = run_script(level, EVALUATION_RANKS, [*flags, *EXACT, "--max-steps", "1"])
+    flags = ["--batch-size", str(EVALUATION_BATCH), *data_flags, *EXACT, "--max-steps", "1"]
+    result = run_script(level, EVALUATION_RANKS, flags)
     processes = level_runs.processes_of(level, EVALUATION_RANKS)
     return {
         "evaluated_on": {str(processes): result["evaluated"]},
@@ -170,7 +171,7 @@ def evaluate(level: str, data_flags: tuple[str, ...]) -> dict:
 
 def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
     """The peak bytes of each device by category."""
-    flags = flags_of(script, settings.world_size, settings.batch_sizes[0], settings.data_flags)
+    flags = flags_of(script, settings)
     pool = ranks(level_runs.processes_of(script, settings.world_size), on_cpu=True)
     by_process = pool.run(level_runs.peaks, script, flags, timeout=TIMEOUT_SECONDS)
     return [*chain.from_iterable(by_process)]
@@ -183,13 +184,13 @@ def run_script(script: str, world_size: int, flags: list[str]) -> dict:
     return ranks(processes, on_cpu=too_few_gpus).run(level_runs.run_level, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 
-def flags_of(script: str, world_size: int, batch_size: int, data_flags: tuple[str, ...]) -> list[str]:
-    """The flags of a script on `world_size` devices, which share the global batch."""
-    flags = ["--batch-size", str(batch_size), *data_flags]
+def flags_of(script: str, settings: Settings) -> list[str]:
+    """The flags of a script for the first of the global batches, which its devices share."""
+    flags = ["--batch-size", str(settings.batch_sizes[0]), *settings.data_flags]
     if script == REPLICATED:
-        flags += ["--replicas", str(world_size)]
+        flags += ["--replicas", str(settings.world_size)]
     if script == ladder.MESH:
-        flags += ["--tensor", "1" if world_size % 2 else "2"]
+        flags += ["--tensor", "1" if settings.world_size % 2 else "2"]
     return flags
 
 
@@ -207,6 +208,8 @@ def main() -> None:
         steps=settings.steps,
     )
     machine.warn_if_busy(report.began["load"])
+    if report.cores_per_device is None and not torch.cuda.is_available():
+        print(f"{settings.world_size} devices share {available_cores()} cores: no speed-up can show")
     incomplete = options.out / INCOMPLETE
     # disable=None: silent where stderr is not a terminal.
     progress = tqdm(leave=False, disable=None, bar_format="{desc} | {elapsed}", ncols=79)

@@ -71,7 +71,7 @@ NETWORKS = {
 
 def fully_sharded(model: nn.Module) -> nn.Module:
     """`model`, of which each rank keeps its part of every parameter; a layer is gathered when it computes."""
-    # Importing it takes a second, which `benchmarks.compare` does not need.
+    # Importing it takes a second, which `benchmarks.compare` without --full does not need.
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

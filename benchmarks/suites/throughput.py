@@ -62,12 +62,13 @@ def world_sizes() -> list[int]:
 def configurations(worker_counts: list[int], global_batch_size: int) -> list[Configuration]:
     """Level 00 on one device, the others on several; where a device is a part of the cores, level 00 with all too."""
     cores = cores_of_a_device(max(worker_counts))
-    several = [workers for workers in worker_counts if workers > 1] or [1]
+    several = [workers for workers in worker_counts if workers > 1] or [1]  # on one GPU all levels have one worker
     rows = [Configuration(BASELINE, 1, global_batch_size, cores)]
     for level in ladder.LEVELS[1:]:
         for workers in several:
             rows.append(Configuration(level, workers, global_batch_size, cores))
-    if cores not in (None, available_cores()):
+    is_part_of_the_cores = cores is not None and cores < available_cores()
+    if is_part_of_the_cores:
         rows.append(Configuration(BASELINE, 1, global_batch_size, available_cores(), all_cores=True))
     return rows
 

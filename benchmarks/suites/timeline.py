@@ -22,7 +22,7 @@ LOOPBACK = "loopback"
 def measure(options: MeasureOptions) -> dict:
     groups = []
     with ExitStack() as stack:
-        try:
+        try:  # two nodes cannot be had everywhere; a failure on them is one
             nodes = stack.enter_context(two_nodes())
         except CannotMeasure as reason:
             print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
