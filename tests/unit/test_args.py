@@ -91,7 +91,6 @@ def fit(level: str, *argv: str):
 
 
 def launch(level: str, *argv: str):
-    """`prepare_process`, which changes nothing of this process."""
     with mock.patch.multiple(start, end_with_launcher=DEFAULT, keep_large_blocks=DEFAULT, share_out_cores=DEFAULT):
         return prepare_process(parse(level, *argv))
 

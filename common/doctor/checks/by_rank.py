@@ -1,4 +1,4 @@
-"""What several checks ask: the observations that belong together, one of each rank, and what one rank's say."""
+"""Helpers of several checks: observations that belong together across the ranks, and questions about one rank's."""
 
 from collections import defaultdict
 from collections.abc import Iterable

@@ -13,6 +13,7 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
 
     0 2 4    1 3 5    right
     0 … 5    0 … 5    right: each rank evaluates all
+    0 … 3    0 … 3    found: the last batches were dropped
     0 2 4    1 3 0    found: 0 is read twice, and 5 never
     0 2      1 3      found: the last batches were dropped, unless another evaluation reads 4 and 5, and nothing else
     0        1        right: more are missing than the last batches have, so a part is evaluated on purpose
@@ -44,12 +45,12 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     shares = [epoch.samples for epoch in epochs]
     if any(map(has_repeated, shares)):
         return NotExamined(WITH_REPLACEMENT)
-    if all(set(share) == set(shares[0]) for share in shares):
-        return Right()  # each rank evaluates all
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     repeated = sum(ranks > 1 for ranks in readers.values())
+    if all(set(share) == set(shares[0]) for share in shares):  # each rank evaluates all
+        repeated = 0
     last_batches = sum(epoch.batches[-1].size for epoch in epochs)
-    unread = _expected_numbers(epochs, last_batches) - readers.keys()
+    unread = _expected_numbers(epochs) - readers.keys()
     dropped = _without_the_rest(unread, epochs[0].size, of_ranks)
     if len(dropped) > last_batches:  # a part is evaluated on purpose
         dropped = set()
@@ -63,12 +64,12 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     )
 
 
-def _expected_numbers(epochs: tuple[Epoch, ...], last_batches: int) -> set[int]:
+def _expected_numbers(epochs: tuple[Epoch, ...]) -> set[int]:
     """The numbers that the ranks' data sets have together: all, or those of a `Subset`."""
     numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
     whole = range(epochs[0].size)
     has_own_parts = any(epoch.numbers != epochs[0].numbers for epoch in epochs)
-    if has_own_parts and len(whole) - len(numbers) < last_batches:  # the script may have dropped what was left over
+    if has_own_parts and len(whole) - len(numbers) < len(epochs):  # equal parts were cut, and the rest dropped
         numbers.update(whole)
     return numbers
 

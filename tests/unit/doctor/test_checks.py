@@ -157,6 +157,7 @@ def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it
     [
         pytest.param([[0, 2, 4]], [[1, 3, 5]], Right, "", id="each once"),
         pytest.param([[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], Right, "", id="all on each rank"),
+        pytest.param([[0, 1, 2, 3]], [[0, 1, 2, 3]], Finding, "once, 2 never", id="dropped on each rank"),
         pytest.param([[0, 2, 4]], [[1, 3, 0]], Finding, "once, 1 never", id="filled up"),
         pytest.param([[3, 5]], [[4, 3]], Finding, "once, 0 never", id="filled up part"),
         pytest.param([[0, 2]], [[1, 3]], Finding, "0 of 6 samples", id="dropped"),

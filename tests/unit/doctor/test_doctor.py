@@ -126,7 +126,7 @@ def test_a_rank_that_has_ended_is_signalled_once_and_is_not_waited_for(monkeypat
     signalled = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: signalled.append((pid, number)))
     ended = launch.Rank(0, Path("nowhere"), subprocess.Popen(["true"]))
-    with subprocess.Popen(["sleep", "300"]) as hanging:
+    with subprocess.Popen(["sleep", "30"]) as hanging:
         (tmp_path / record.PROGRESS).touch()
         launch._wait([ended, launch.Rank(1, tmp_path, hanging)], patience=1)
         was_waited_for = hanging.poll() is not None
