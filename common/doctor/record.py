@@ -45,7 +45,7 @@ class Epoch:
         rank 1   Batch([0, 4], …, steps=0, forwards=[2])   Batch([3], …, steps=1, forwards=[1])
     """
 
-    loader: int  # the number of the DataLoader, which no other one has
+    data_set: int  # the `id` of the DataLoader's data set: a script may make a loader for each epoch
     size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it has no length
     numbers: Sequence[int] = ()  # those of the samples that the loader can read: all, or the part of a `Subset`
     complete: bool = False  # True if the loader came to the end of its data

@@ -18,7 +18,7 @@ def check_data_sets(records: list[Record]) -> Answer:
     by_rank = []
     by_one_rank: Pairs = []
     for own in zip(*dealt_out, strict=True):
-        epochs = [epoch for epoch in own if epoch.loader == own[0].loader]  # another one may have another data set
+        epochs = [epoch for epoch in own if epoch.data_set == own[0].data_set]
         by_rank.append(epochs)
         by_one_rank += read_twice(epochs[:1], epochs[1:])
     first, *others = by_rank

@@ -99,9 +99,9 @@ def check_orders(records: list[Record]) -> Answer:
     for record in records:
         epochs = [epoch for epoch in record.training_epochs if len(epoch.samples) >= MIN_SAMPLES]
         for earlier, later in pairwise(epochs):
-            if earlier.loader == later.loader:
+            if earlier.data_set == later.data_set:
                 answers.append(_order(record.rank, earlier, later))
-    return overall(answers, "no two epochs of a DataLoader were seen")
+    return overall(answers, "no two epochs in turn had one data set")
 
 
 def _order(rank: int, earlier: Epoch, later: Epoch) -> Answer:

@@ -1,7 +1,6 @@
 """DataLoaders: the samples of each epoch."""
 
 import contextlib
-import itertools
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -41,8 +40,7 @@ class LoaderObserver:
         self._recorder = recorder
         self._record = recorder.record
         self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
-        self._numbers: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
-        self._new_numbers = itertools.count()  # a loader may go, but its number is not given again
+        self._data_sets: dict[int, Any] = {}  # by their `id`, which no other gets while they are held here
         self._newest: Reading | None = None  # the one that has handed out a batch last
 
     def install(self) -> None:
@@ -69,9 +67,8 @@ class LoaderObserver:
         return None
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        if loader not in self._numbers:
-            self._numbers[loader] = next(self._new_numbers)
-        self._readings[iterator] = Reading(_epoch(loader, self._numbers[loader]), weakref.ref(iterator))
+        self._data_sets[id(loader.dataset)] = loader.dataset
+        self._readings[iterator] = Reading(_epoch(loader), weakref.ref(iterator))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
         self._readings[iterator].asked.append(numbers)
@@ -100,8 +97,8 @@ class LoaderObserver:
             self._readings[iterator].epoch.complete = True
 
 
-def _epoch(loader: DataLoader, number: int) -> Epoch:
-    epoch = Epoch(number, size=None)
+def _epoch(loader: DataLoader) -> Epoch:
+    epoch = Epoch(id(loader.dataset), size=None)
     dataset: Any = loader.dataset
     with contextlib.suppress(TypeError):  # an iterable data set has no length
         epoch.numbers = range(len(dataset))

@@ -75,14 +75,14 @@ def shuffled(seed: int) -> list[int]:
     return torch.randperm(1000, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, trained=True, loader=0):
+def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, size=1000, trained=True, data_set=0):
     """An epoch in which a rank reads these samples, and trains on each batch or evaluates it."""
     batches = []
     for first in range(0, len(orders), batch_size):
         own = list(orders[first : first + batch_size])
         contents = [content(sample) for sample in own]
         batches.append(Batch(own, contents, forwards=[len(own)] * trained, evaluated=not trained))
-    return Epoch(loader, size, range(size), complete=True, batches=batches)
+    return Epoch(data_set, size, range(size), complete=True, batches=batches)
 
 
 @pytest.mark.parametrize("forwards, kind", [([4], NotExamined), ([], Right)])  # trained under Join, or read in vain
@@ -140,7 +140,7 @@ def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
     for one in records:
         content = functools.partial(CONTENTS["of each rank"], one.rank, 0)
         one.epochs = [epoch_of(shuffled(one.rank + 2 * number), content) for number in range(2)]
-        one.epochs += [epoch_of(halves[one.rank], loader=1) for halves in HALVES]
+        one.epochs += [epoch_of(halves[one.rank], data_set=1) for halves in HALVES]
     assert data_sets.check_data_sets(records) == Right()
 
 

@@ -131,11 +131,13 @@ def test_epochs_are_alike_by_mistake_if_they_are_shuffled(dataset, order, kind, 
     assert isinstance(samples.check_orders([recorder.record]), kind)
 
 
-def test_a_loader_that_goes_leaves_its_number_to_no_other(recorder):
+def test_loaders_of_one_data_set_read_the_same_and_those_of_others_do_not(recorder):
     LoaderObserver(recorder).install()
-    for _ in range(12):
-        list(DataLoader(range(4)))
-    assert len({epoch.loader for epoch in recorder.record.epochs}) == 12
+    for number in range(12):
+        data = range(4 + number)  # a new one, which nothing else holds
+        list(DataLoader(data))
+        list(DataLoader(data))
+    assert len({epoch.data_set for epoch in recorder.record.epochs}) == 12
 
 
 @pytest.mark.parametrize("size, batch_size, kind", [(65, 8, Finding), (128, 32, Right)])
