@@ -13,7 +13,7 @@ from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
 from .resumption import put_back
 from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
-from .sampler import ShortStep, Step, groups_of, index_sampler_of
+from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
 
@@ -73,7 +73,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
         if self.state.num_processes == 1 and self.slice_fn is slice_rows:
-            return map(self._undivided, super()._read(this_pass))
+            return map(partial(self._undivided, this_pass), super()._read(this_pass))
         if self.state.is_main_process:
             steps = run_on_all_ranks(partial(super()._read, this_pass))
             # Whether a step is short is known when all its batches are joined.
@@ -82,9 +82,11 @@ class DataLoaderDispatcher(DataLoaderShard):
         run_on_all_ranks(partial(self._draw_as_main_process, this_pass))
         return self._receive_steps(this_pass)
 
-    def _undivided(self, step: Step) -> Step:
+    def _undivided(self, this_pass: Pass, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
         with suppress(ValueError):
+            if this_pass.filling_rows is None and not self._drop_last:
+                this_pass.filling_rows = put_back(this_pass.start.first_rows, self._slice(step.content, 0, 1))
             num_real = count_rows(step.content)
             if num_real != self.total_batch_size:
                 return step._replace(short_step=ShortStep((num_real,), num_real))
@@ -105,11 +107,11 @@ class DataLoaderDispatcher(DataLoaderShard):
             super()._read(this_pass)
         elif self._reader is None:
             if not self.use_stateful_dataloader:
-                iter(index_sampler_of(self))  # which may draw, see `steps_of`
+                iter(self._index_sampler_of(this_pass))  # which may draw, see `steps_of`
             torch.empty((), dtype=torch.int64).random_(generator=self._get_reader().generator)
         # The order. Workers begin to read when the pass begins.
         if self.prefetch_factor is not None:  # There are workers.
-            list(islice(index_sampler_of(self), self.prefetch_factor * self.num_workers))
+            list(islice(self._index_sampler_of(this_pass), self.prefetch_factor * self.num_workers))
 
     def _joined_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader."""

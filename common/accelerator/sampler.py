@@ -161,6 +161,7 @@ class BatchSamplerShard(BatchSampler):
 
     def _parts_of_batches(self) -> Iterator[list]:
         """For each step one batch, in equal parts for the processes: `[0 1 2 3]` becomes `[0 1] [2 3]`."""
+        check_split(self.batch_size, self.num_processes)  # the script may have changed it
         size = self.samples_per_process
         for batch in self._batches_of_one_size():
             yield [batch[begin : begin + size] for begin in range(0, len(batch), size)]

@@ -156,16 +156,13 @@ class DataLoaderShard(DataLoader):
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
-        skipped_batches = this_pass.start.step * self.batches_read_per_step
         if isinstance(self.dataset, IterableDataset):
             # A stream is always read from its first batch.
-            rest = islice(iter(reader), skipped_batches, None)
+            rest = islice(iter(reader), this_pass.start.step * self.batches_read_per_step, None)
             if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
                 return rest
             return (Step(batch, None) for batch in rest)
-        index_sampler = index_sampler_of(self)
-        if skipped_batches > 0:
-            index_sampler = SkipBatchSampler(index_sampler, skipped_batches)
+        index_sampler = self._index_sampler_of(this_pass)
         pass_sampler = index_sampler_of(reader)
         if self.use_stateful_dataloader:
             pass_sampler.draw_steps = partial(_draw_and_note, index_sampler, this_pass)
@@ -173,6 +170,12 @@ class DataLoaderShard(DataLoader):
             pass_sampler.draw_steps = partial(steps_of, index_sampler)
         batches = iter(reader)  # This draws the order and a seed, see `steps_of`.
         return (next(pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
+
+    def _index_sampler_of(self, this_pass: Pass) -> Any:
+        """The index sampler without the batches before the pass."""
+        skipped_batches = this_pass.start.step * self.batches_read_per_step
+        index_sampler = index_sampler_of(self)
+        return SkipBatchSampler(index_sampler, skipped_batches) if skipped_batches > 0 else index_sampler
 
     def _get_reader(self) -> DataLoader:
         """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive."""

@@ -34,7 +34,6 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """A block whose losses and optimizer steps are recorded."""
         hook = register_optimizer_step_post_hook(self.note_step)
         with hook, mock.patch.object(Tensor, "backward", self.note_loss(Tensor.backward)):
             yield

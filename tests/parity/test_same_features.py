@@ -22,7 +22,6 @@ import_or_skip("accelerate")
 
 @on_a_rank
 def hooked(library, hook, wrapper, option):
-    """A training whose gradients are compressed while they travel."""
     utils = importlib.import_module(f"{library}.utils")
     kinds = utils.DDPCommunicationHookType
     handler = utils.DistributedDataParallelKwargs(
