@@ -22,7 +22,7 @@ LOOPBACK = "loopback"
 def measure(options: MeasureOptions) -> dict:
     groups = []
     with ExitStack() as stack:
-        try:  # two nodes cannot be had everywhere; a failure on them is one
+        try:  # Only here an error means that this machine allows no two nodes.
             nodes = stack.enter_context(two_nodes())
         except CannotMeasure as reason:
             print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
