@@ -85,8 +85,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _undivided(self, this_pass: Pass, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
         with suppress(ValueError):
-            if this_pass.filling_rows is None and not self._drop_last:
-                this_pass.filling_rows = put_back(this_pass.start.first_rows, self._slice(step.content, 0, 1))
+            self._keep_filling_rows(step.content, this_pass)
             num_real = count_rows(step.content)
             if num_real != self.total_batch_size:
                 return step._replace(short_step=ShortStep((num_real,), num_real))
@@ -130,9 +129,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         """
         world_size = self.state.num_processes
         for batch in batches:
-            if this_pass.filling_rows is None and not self._drop_last:
-                # In a resumed pass these are the rows of the epoch's first step, as saved.
-                this_pass.filling_rows = put_back(this_pass.start.first_rows, self._slice(batch, 0, world_size))
+            self._keep_filling_rows(batch, this_pass)
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
@@ -149,6 +146,12 @@ class DataLoaderDispatcher(DataLoaderShard):
                 rows = (share,) * world_size
                 short_step = ShortStep(rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
+
+    def _keep_filling_rows(self, batch: Any, this_pass: Pass) -> None:
+        """Keep rows of the first step. In a resumed pass they are those of the epoch's first step, as saved."""
+        if this_pass.filling_rows is None and not self._drop_last:
+            rows = self._slice(batch, 0, self.state.num_processes)
+            this_pass.filling_rows = put_back(this_pass.start.first_rows, rows)
 
     def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
         """On the main process: its part of each step, which is sent to the others first, and then None or an error.

@@ -168,7 +168,7 @@ class DataLoaderShard(DataLoader):
             pass_sampler.draw_steps = partial(_draw_and_note, index_sampler, this_pass)
         else:
             pass_sampler.draw_steps = partial(steps_of, index_sampler)
-        batches = iter(reader)  # This draws the order and a seed, see `steps_of`.
+        batches = iter(reader)  # This draws a seed, and may draw the order, see `steps_of`.
         return (next(pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
 
     def _index_sampler_of(self, this_pass: Pass) -> Any:

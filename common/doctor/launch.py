@@ -86,9 +86,10 @@ def _wait(ranks: list[Rank], patience: float) -> None:
         if not has_crashed and any(rank.process.returncode for rank in ranks):
             has_crashed = True
             changed = time.monotonic()
+        not_begun = [rank for rank, last in zip(ranks, progress, strict=True) if last is None]
         if has_crashed:  # the others may wait for that rank in vain
             limit = SECONDS_AFTER_A_CRASH
-        elif any(_last_progress(rank) is None for rank in running):  # it has not begun to run the script
+        elif any(rank in running for rank in not_begun):
             limit = max(patience, SECONDS_TO_START)
         else:
             limit = patience

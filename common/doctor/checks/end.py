@@ -39,8 +39,9 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
     """
     for record in records:
         text = record.end.text
-        has_lost_another = any(part in text for part in OF_COMMUNICATION) and not text.startswith(AFTER_ITS_LAST_LINE)
-        if record.end.reason == "crash" and not has_lost_another:
+        is_of_communication = any(part in text for part in OF_COMMUNICATION)
+        is_own_error = text.startswith(AFTER_ITS_LAST_LINE) or not is_of_communication
+        if record.end.reason == "crash" and is_own_error:
             return record
     return None
 

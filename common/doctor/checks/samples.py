@@ -64,7 +64,8 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
     order = list(chain.from_iterable(zip(*shares, strict=False)))
     distinct = len(set(order))
-    if len(list(groupby(order))) == distinct > len(shares[0]):  # the order is 7 7 7 2 2 2 …
+    comes_in_runs = len(list(groupby(order))) == distinct  # the order is 7 7 7 2 2 2 …
+    if comes_in_runs and distinct > len(shares[0]):  # no rank has all samples
         return NotExamined("each sample was dealt out several times: repeated augmentation, or too few replicas")
     return Finding(  # an order of its own
         f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}",
