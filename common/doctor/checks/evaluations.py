@@ -47,7 +47,8 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
         return NotExamined(WITH_REPLACEMENT)
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     each_evaluates_all = all(set(share) == set(shares[0]) for share in shares)
-    repeated = 0 if each_evaluates_all else sum(ranks > 1 for ranks in readers.values())
+    read_by_several = [number for number, ranks in readers.items() if ranks > 1]
+    repeated = 0 if each_evaluates_all else len(read_by_several)
     last_batches = sum(epoch.batches[-1].size for epoch in epochs)
     unread = _expected_numbers(epochs) - readers.keys()
     dropped = _without_the_rest(unread, epochs[0].size, of_ranks)
