@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.doctor.record import AFTER_ITS_LAST_LINE, FILE, PROGRESS, Record, read
+from common.doctor.record import FILE, PROGRESS, Record, read
 from common.launch import free_port, rank_variables
 
 POLL_SECONDS = 0.2
@@ -70,26 +70,22 @@ def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
 def _wait(ranks: list[Rank], patience: float) -> None:
     """Wait until all ranks have ended, or none has made progress for `patience` seconds; after a crash, for fewer."""
     running = list(ranks)
-    progress = [_last_progress(rank) for rank in ranks]
+    state = None
     changed = time.monotonic()
-    has_crashed = False
     while running:
         for rank in list(running):
             if rank.process.poll() is not None:
                 running.remove(rank)
                 # What it has started ends now: later another group of processes may have its number.
                 _signal_group(rank, signal.SIGKILL)
-        newest = [_last_progress(rank) for rank in ranks]
-        if newest != progress:
-            progress = newest
+        has_crashed = any(rank.process.returncode for rank in ranks)
+        newest = (has_crashed, [_last_progress(rank) for rank in ranks])
+        if newest != state:
+            state = newest
             changed = time.monotonic()
-        if not has_crashed and any(rank.process.returncode for rank in ranks):
-            has_crashed = True
-            changed = time.monotonic()
-        not_begun = [rank for rank, last in zip(ranks, progress, strict=True) if last is None]
         if has_crashed:  # the others may wait for that rank in vain
             limit = SECONDS_AFTER_A_CRASH
-        elif any(rank in running for rank in not_begun):
+        elif any(_last_progress(rank) is None for rank in running):
             limit = max(patience, SECONDS_TO_START)
         else:
             limit = patience
@@ -133,7 +129,8 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
     if was_stopped and end.reason != "crash":
         end.reason = "stopped"
     elif exit_code != 0 and end.reason in (None, "finished"):  # it was killed, left by os._exit, or died at its exit
-        when = f"{AFTER_ITS_LAST_LINE}, " if end.reason == "finished" else ""
+        end.after_last_line = end.reason == "finished"
+        when = "after its last line, " if end.after_last_line else ""
         end.reason = "crash"
         cause = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
         end.text = f"{when}{cause}: last printed: {record.last_printed}"

@@ -17,7 +17,6 @@ FILE = "record.pickle"
 PROGRESS = "progress"
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
-AFTER_ITS_LAST_LINE = "after its last line"  # so the text of such a crash begins
 Reason = Literal["finished", "steps", "crash", "stopped"]
 
 
@@ -112,6 +111,7 @@ class End:
     reason: Reason | None = None  # None while it runs
     # After a crash one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
     text: str = ""
+    after_last_line: bool = False  # True if it crashed once the script had come to its last line
 
 
 @dataclass

@@ -58,9 +58,6 @@ def refuse(*args: Any, **kwargs: Any) -> None:
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).parents[2])
-    run(
-        folder=Path(sys.argv[1]),
-        last_step=None if sys.argv[2] == "None" else int(sys.argv[2]),
-        script=Path(sys.argv[3]),
-        arguments=sys.argv[4:],
-    )
+    folder, steps, script = sys.argv[1:4]
+    last_step = None if steps == "None" else int(steps)
+    run(Path(folder), last_step, Path(script), arguments=sys.argv[4:])

@@ -2,7 +2,7 @@
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.waiting import why_ranks_wait
-from common.doctor.record import AFTER_ITS_LAST_LINE, Record
+from common.doctor.record import Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
 # Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
@@ -34,13 +34,11 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
     RuntimeError  gloo's error   rank 0's
     has ended     gloo's error   none: rank 1 was left alone
     SIGABRT       gloo's error   none: they have called different collectives
-
-    After its last line a rank communicates no more, so there SIGABRT is an error of its own.
     """
     for record in records:
-        text = record.end.text
-        is_of_communication = any(part in text for part in OF_COMMUNICATION)
-        is_own_error = text.startswith(AFTER_ITS_LAST_LINE) or not is_of_communication
+        is_of_communication = any(part in record.end.text for part in OF_COMMUNICATION)
+        # After its last line a rank communicates no more, so there SIGABRT is an error of its own.
+        is_own_error = record.end.after_last_line or not is_of_communication
         if record.end.reason == "crash" and is_own_error:
             return record
     return None

@@ -12,6 +12,8 @@ import torch.distributed as dist
 
 from common.doctor.record import End, Reason, Record, write
 
+Observe = Callable[..., None]
+
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
     pass
@@ -26,7 +28,7 @@ class Recorder:
         self._process = os.getpid()
         self._thread = threading.current_thread()
 
-    def guarded(self, observe: Callable[..., None]) -> Callable[..., None]:
+    def guarded(self, observe: Observe) -> Observe:
         """An observer that runs in the script's own thread only, not in its loader workers, and never fails it."""
 
         @functools.wraps(observe)
@@ -46,12 +48,7 @@ class Recorder:
         return guarded
 
     def wrap(
-        self,
-        owner: Any,
-        name: str,
-        before: Callable[..., None] = _nothing,
-        after: Callable[..., None] = _nothing,
-        failed: Callable[..., None] = _nothing,
+        self, owner: Any, name: str, before: Observe = _nothing, after: Observe = _nothing, failed: Observe = _nothing
     ) -> None:
         """Replace the function `owner.name` by one that also calls observers.
 
@@ -81,6 +78,7 @@ class Recorder:
         """Write the record for the last time."""
         with self.lock:
             self.record.end = End(reason, text)
+            self.record.waits_in = ""
             self.write()
 
     def write(self) -> None:

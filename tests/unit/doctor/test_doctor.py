@@ -16,6 +16,7 @@ from common.doctor import __main__ as program
 from common.doctor import checks, launch, record, report, run_script
 from common.doctor.answers import Answer, Right
 from common.doctor.checks import end
+from common.doctor.observers.recorder import Recorder
 from common.errors import UserError
 from common.processes import Ranks, ranks
 from tests.jobs import job
@@ -139,9 +140,12 @@ def test_a_rank_that_has_ended_is_signalled_once_and_is_not_waited_for(monkeypat
 def test_a_rank_that_dies_at_its_exit_has_crashed(tmp_path):
     dying = launch.Rank(0, tmp_path, subprocess.Popen(["sh", "-c", "kill -ABRT $$"]))
     dying.process.wait()
-    record.write(record.Record(0, end=record.End("finished")), tmp_path / record.FILE)
+    recorder = Recorder(tmp_path / record.FILE, rank=0)
+    recorder.record.waits_in = "train.py:9"
+    recorder.finish("finished")
     (tmp_path / launch.LOG).touch()
     records = [launch._record(dying, was_stopped=False), record.Record(1)]
+    assert records[0].waits_in == ""
     assert "after 0 optimizer steps: after its last line, SIGABRT" in end.check_end(records, patience=1).text
 
 
