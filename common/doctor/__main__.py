@@ -1,6 +1,6 @@
 """Find the mistakes of parallel training in a script: `python -m common.doctor my_train.py …`.
 
-It exits with 1 if there is a finding, and with 2 if nothing could be examined.
+It exits with 1 if there is a finding, else with 2 if nothing could be examined, or a part of the doctor failed.
 """
 
 import argparse
@@ -9,11 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from common.doctor import checks, launch, report
+from common.doctor import checks, launch, report, run_script
 from common.errors import fail
 from common.flag_types import number, positive
-
-RUN_SCRIPT = Path(__file__).with_name("run_script.py")
 
 
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -36,7 +34,7 @@ def examine(options: argparse.Namespace) -> int:
     """Run the script, and print what was found. Returns the exit code."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
-        command = [str(RUN_SCRIPT), folder, str(options.steps), str(options.script), *options.arguments]
+        command = [run_script.__file__, folder, str(options.steps), str(options.script), *options.arguments]
         records = launch.observe(command, options.processes, Path(folder), options.time_out)
     seconds = time.monotonic() - started
     reason = checks.why_nothing_was_examined(records)
@@ -46,7 +44,9 @@ def examine(options: argparse.Namespace) -> int:
         return 2
     answers = checks.ask_all(records, options.time_out)
     print(*report.lines(answers, records), sep="\n")
-    return 1 if report.findings(answers) else 0
+    if report.findings(answers):
+        return 1
+    return 2 if report.has_failed(answers, records) else 0
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -39,23 +39,28 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
         if finding.pitfall:
             text += _wrapped(f"  `python -m common.pitfalls {finding.pitfall}` shows it: {title(finding.pitfall)}")
         text.append("")
-    observer_errors = sorted({error for record in records for error in record.observer_errors})
-    text.append(_verdict(answers, observer_errors))
+    text.append(_verdict(answers, records))
     right = [topic for topic, answer in answers.items() if isinstance(answer, Right)]
     others = [f"{topic} ({answer.reason})" for topic, answer in answers.items() if isinstance(answer, NotExamined)]
     text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
     text += _wrapped(f"Not examined: {', '.join(others) or 'nothing'}.")
     text += _wrapped(f"Only you can see: {', '.join(ONLY_YOU_CAN_SEE)} (`python -m common.pitfalls NAME` shows each).")
-    for error in observer_errors:
+    for error in sorted({error for record in records for error in record.observer_errors}):
         text += _wrapped(f"An observer failed: {error}")
     return text
 
 
-def _verdict(answers: dict[str, Answer], observer_errors: list[str]) -> str:
+def has_failed(answers: dict[str, Answer], records: list[Record]) -> bool:
+    """True if an observer or a check had a fault of the doctor's own."""
+    of_checks = any(isinstance(answer, Failed) for answer in answers.values())
+    return of_checks or any(record.observer_errors for record in records)
+
+
+def _verdict(answers: dict[str, Answer], records: list[Record]) -> str:
     found = len(findings(answers))
     if found:
         return f"Not healthy: {found} found."
-    if observer_errors or any(isinstance(answer, Failed) for answer in answers.values()):
+    if has_failed(answers, records):
         return "Nothing found, but an observer or a check failed."
     if isinstance(answers["weights"], Right):
         return "Healthy: nothing found."

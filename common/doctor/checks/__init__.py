@@ -36,8 +36,9 @@ ONLY_YOU_CAN_SEE = (
 
 
 def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
-    answers = {"end of the script": check_end(records, patience)}
-    for topic, check in CHECKS.items():
+    answers: dict[str, Answer] = {}
+    all_checks = {"end of the script": lambda records: check_end(records, patience), **CHECKS}
+    for topic, check in all_checks.items():
         try:
             answers[topic] = check(records)
         except Exception as error:  # a fault of the doctor: the run was long, and the other checks have their answers
