@@ -2,7 +2,7 @@
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, trained_networks
-from common.doctor.record import Network, Record, Step, Tensors
+from common.doctor.record import Network, Record, Tensors
 from common.weights import max_difference
 
 # A difference counts if it is larger than this part of the tensor's largest finite number.
@@ -12,14 +12,14 @@ NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
-    steps = corresponding_steps(records)
-    answers = [_weights(networks, steps) for networks in trained_networks(records)]
+    answers = [_weights(networks, records) for networks in trained_networks(records)]
     return overall(answers, "no network was trained on all ranks")
 
 
-def _weights(networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> Answer:
+def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
     by_step = differences_by_step([network.weights for network in networks])
-    by_step = {step: differences for step, differences in by_step.items() if step <= len(steps)}
+    last = len(corresponding_steps(records))
+    by_step = {step: differences for step, differences in by_step.items() if step <= last}
     if not by_step:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
     first = next((step for step, differences in by_step.items() if differences), None)
@@ -28,7 +28,7 @@ def _weights(networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> An
     later = [networks[0].weights[step] for step in by_step if step > first and not by_step[step]]
     if any(map(_are_finite, later)):
         return Right()  # they are equal again, as where only every n-th step averages the weights
-    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, steps)
+    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, records)
 
 
 def _are_finite(weights: Tensors) -> bool:
@@ -36,7 +36,7 @@ def _are_finite(weights: Tensors) -> bool:
     return all(tensor.isfinite().all() for tensor in weights.values())
 
 
-def _with_cause(text: str, networks: tuple[Network, ...], steps: list[tuple[Step, ...]]) -> Answer:
+def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Answer:
     """The answer where the weights differ. Without another cause, other learning rates explain it."""
     changed = max(len(network.changed) for network in networks)
     if changed:
@@ -57,8 +57,11 @@ def _with_cause(text: str, networks: tuple[Network, ...], steps: list[tuple[Step
             "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
             pitfall="forward_through_module",
         )
-    if not all(map(have_same_rates, steps)):
+    if not all(map(have_same_rates, corresponding_steps(records))):
         return NotExamined("other learning rates make other weights")
+    clippings = [len(record.clippings) for record in records]
+    if len(set(clippings)) > 1:
+        text += f": the ranks have clipped gradients {clippings} times"
     return Finding(
         text,
         "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "

@@ -16,7 +16,7 @@ TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may e
 def check_clipping(records: list[Record]) -> Answer:
     clippings = records[0].clippings
     if not clippings:
-        return NotExamined("no gradients were clipped")
+        return NotExamined("rank 0 has clipped no gradients")
     scaled = sum(clippings)
     if not scaled:
         return Right()
