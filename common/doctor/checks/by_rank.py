@@ -9,7 +9,6 @@ from common.doctor.record import Epoch, Network, Record, Step
 T = TypeVar("T")
 Rates = list[float | None]  # those of an optimizer step, one for each parameter group
 NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
-WITH_REPLACEMENT = "the sampler draws samples with replacement"
 
 
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
@@ -36,11 +35,6 @@ def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
     """True if the samples have numbers, in data sets of one length. Else NO_NUMBERS is the reason for not comparing."""
     sizes = {epoch.size for epoch in epochs}
     return len(sizes) == 1 and None not in sizes and all(epoch.samples for epoch in epochs)
-
-
-def has_repeated(share: list[int]) -> bool:
-    """True if a rank has read a sample more than once in an epoch. Then WITH_REPLACEMENT is the reason."""
-    return len(set(share)) < len(share)
 
 
 def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, WITH_REPLACEMENT, across_ranks, are_numbered_alike, has_repeated
+from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike
 from common.doctor.record import Epoch, Record
 
 
@@ -16,6 +16,7 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
     0 … 3    0 … 3    found: the last batches were dropped
     0 2 4    1 3 0    found: 0 is read twice, and 5 never
     0 2      1 3      found: the last batches were dropped, unless another evaluation reads 4 and 5, and nothing else
+    0 2 4 0  1 3 5 1  not examined: the script may drop the padding, or draw the samples with replacement
     0        1        right: more are missing than the last batches have, so a part is evaluated on purpose
     """
     if any(record.is_sharded for record in records):
@@ -43,8 +44,8 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
     shares = [epoch.samples for epoch in epochs]
-    if any(map(has_repeated, shares)):
-        return NotExamined(WITH_REPLACEMENT)
+    if any(len(set(share)) < len(share) for share in shares):
+        return NotExamined("a rank repeats samples of its own: they are padding, or drawn with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     each_evaluates_all = all(set(share) == set(shares[0]) for share in shares)
     read_by_several = [number for number, ranks in readers.items() if ranks > 1]

@@ -2,16 +2,16 @@
 
     each rank reads                                                           training samples
     the same samples as the ranks that share its layers (tensor parallelism)  not examined
-    all samples of a stream without numbers                                   found
-    a part of such a stream                                                   not examined
+    a part of a stream without numbers                                        not examined
+    all samples of such a stream                                              found
     fewer than two batches                                                    not examined
     samples that are drawn with replacement                                   not examined
     a part of one order                                                       right
     an order of its own, of data of its own                                   not examined
-    all samples in one order                                                  found
     all samples, and trains on one or more parts of each batch                not examined
+    all samples in one order                                                  found
     an order of its own, but few samples that another rank has read           not examined
-    a part of one order that has each sample several times                    not examined
+    another rank's part too, or a part of an order that repeats samples       not examined
     an order of its own                                                       found
 
 The rows are in the code's order. Samples are compared by their numbers, and if that is not enough by their contents.
@@ -21,7 +21,7 @@ from collections import Counter
 from itertools import chain, groupby, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, WITH_REPLACEMENT, across_ranks, are_numbered_alike, has_repeated
+from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike
 from common.doctor.checks.contents import are_same_samples, read_twice
 from common.doctor.record import Epoch, Record
 
@@ -48,8 +48,8 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     shares = [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
     if not all(shares):
         return NotExamined("fewer than two batches were read")
-    if any(map(has_repeated, shares)):
-        return NotExamined(WITH_REPLACEMENT)
+    if any(len(set(share)) < len(share) for share in shares):
+        return NotExamined("the sampler draws samples with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
     if not shared:  # a part of one order
@@ -62,7 +62,8 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
         return _one_order(number, epochs)
     if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
-    order = list(chain.from_iterable(zip(*shares, strict=False)))
+    parts = dict.fromkeys(map(tuple, shares))  # A, B for four ranks with A, A, B, B or with A, B, A, B
+    order = list(chain.from_iterable(zip(*parts, strict=False)))
     distinct = len(set(order))
     comes_in_runs = len(list(groupby(order))) == distinct  # the order is 7 7 7 2 2 2 …
     if comes_in_runs and distinct > len(shares[0]):  # no rank has all samples
@@ -77,7 +78,7 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     of_ranks = [[content for batch in epoch.batches for content in batch.contents] for epoch in epochs]
     first, *others = of_ranks
-    if len(set(first)) < MIN_SAMPLES or others != [first] * len(others):  # a part of such a stream
+    if len(set(first)) < MIN_SAMPLES or others != [first] * len(others):  # a part of a stream
         return NotExamined(NO_NUMBERS)
     return _one_order(number, epochs)
 
@@ -96,13 +97,13 @@ def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 
 def check_orders(records: list[Record]) -> Answer:
-    answers = []
+    answers: list[Answer] = []
     for record in records:
         epochs = [epoch for epoch in record.training_epochs if len(epoch.samples) >= MIN_SAMPLES]
-        for earlier, later in pairwise(epochs):
-            if earlier.data_set == later.data_set:
-                answers.append(_order(record.rank, earlier, later))
-    return overall(answers, "no two epochs in turn had one data set")
+        for data_set in dict.fromkeys(epoch.data_set for epoch in epochs):  # they may be read in turn
+            of_one = [epoch for epoch in epochs if epoch.data_set == data_set]
+            answers += [_order(record.rank, earlier, later) for earlier, later in pairwise(of_one)]
+    return overall(answers, "no two epochs had one data set")
 
 
 def _order(rank: int, earlier: Epoch, later: Epoch) -> Answer:

@@ -5,7 +5,8 @@ import functools
 import pytest
 import torch
 
-from common.doctor import checks, report
+from common.doctor import __main__ as program
+from common.doctor import checks, launch, report
 from common.doctor.answers import Finding, NotExamined, Right
 from common.doctor.checks import data_sets, end, evaluations, files, optimizers, replicas, samples, steps
 from common.doctor.checks.random_numbers import check_draws
@@ -43,7 +44,10 @@ def test_weights_may_be_averaged_later_or_differ_by_the_learning_rate(by_step, r
     for step, of_ranks in enumerate(by_step, start=1):
         for one, weights in zip(records, of_ranks, strict=True):
             one.networks[0].weights[step] = {"w": weights}
-    assert isinstance(replicas.check_same_weights(records), kind)
+    records[0].clippings = [False] * 4
+    answer = replicas.check_same_weights(records)
+    assert isinstance(answer, kind)
+    assert ("clipped gradients [4, 0] times" in getattr(answer, "text", "")) == (kind is Finding and wrapped)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,7 @@ HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]
 ALL = [(shuffled(0), shuffled(0))]
 OWN = [(shuffled(0), shuffled(1))]
 THREE_TIMES = [[[sample for sample in shuffled(0) for _ in range(3)][rank::4] for rank in range(4)]]
+TWO_OF_FOUR = [[shuffled(0)[rank % 2 :: 2] for rank in range(4)]]
 DRAWN = [([1, 2, 3, 1, *range(4, 30)], range(1, 31))]
 # The contents of a sample: an image and a label, where another rank or another epoch reads it.
 CONTENTS = {
@@ -121,6 +126,7 @@ CONTENTS = {
         pytest.param(OWN, "same", Finding, "different_orders", NotExamined, id="its own order"),
         pytest.param(OWN, "of each rank", NotExamined, None, NotExamined, id="its own order of its own data"),
         pytest.param(THREE_TIMES, "same", NotExamined, None, NotExamined, id="three times, each on another rank"),
+        pytest.param(TWO_OF_FOUR, "same", NotExamined, None, NotExamined, id="two parts for four ranks"),
         pytest.param(DRAWN, "same", NotExamined, None, NotExamined, id="with replacement"),
     ],
 )
@@ -142,6 +148,12 @@ def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
         one.epochs = [epoch_of(shuffled(one.rank + 2 * number), content) for number in range(2)]
         one.epochs += [epoch_of(halves[one.rank], data_set=1) for halves in HALVES]
     assert data_sets.check_data_sets(records) == Right()
+
+
+@pytest.mark.parametrize("seeds, kind", [((0, 0), Finding), ((0, 1), Right)])
+def test_two_data_sets_that_are_read_in_turn_are_shuffled_anew_each(seeds, kind):
+    epochs = [epoch_of(shuffled(seed), data_set=data_set) for seed in seeds for data_set in range(2)]
+    assert isinstance(samples.check_orders([Record(0, epochs=epochs)]), kind)
 
 
 @pytest.mark.parametrize("forwards", [[], [2, 2], [0]])
@@ -303,6 +315,9 @@ def test_the_headline_adds_up_the_different_batches_of_the_ranks():
 
 def test_a_check_that_fails_leaves_the_answers_of_the_others(monkeypatch):
     monkeypatch.setitem(checks.CHECKS, "files", lambda records: records[44])
+    monkeypatch.setattr(checks, "check_end", None)
+    monkeypatch.setattr(launch, "observe", lambda *args: [Record(0, backend="gloo"), Record(1)])
+    assert program.main([__file__]) == 2
     answers = checks.ask_all([Record(0), Record(1)], patience=60)
     assert answers["files"].reason == "the check failed: IndexError: list index out of range"
     assert answers.keys() == {"end of the script", *checks.CHECKS}
