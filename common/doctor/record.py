@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 # Two files in the folder of a rank: its record, and an empty one that is touched when the rank has made progress.
@@ -156,6 +157,9 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> str | None:
         is_ours = isinstance(obj, type) and obj.__module__ == __name__
         return obj.__name__ if is_ours else None
+
+    def reducer_override(self, obj: Any) -> Any:  # torch would make an archive of each tensor, while the script waits
+        return (torch.tensor, (obj.numpy(),)) if type(obj) is Tensor else NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
