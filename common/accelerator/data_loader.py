@@ -64,7 +64,7 @@ def prepare_data_loader(
     of other kinds the seeds of all processes are compared.
 
     Args:
-        dataloader: what a single process would iterate over.
+        dataloader: what a single process would iterate over. Batches come in their order, also with `in_order=False`.
         device: where batches go with `put_on_device`. A dispatching loader puts them on the device of its process.
         num_processes, process_index: by default those of the run, by which a dispatching loader always shares.
         split_batches, even_batches, non_blocking, use_seedable_sampler, data_seed: see DataLoaderConfiguration.
@@ -75,8 +75,7 @@ def prepare_data_loader(
         use_stateful_dataloader: checkpoints hold the loader's position, see `resumption.py`.
 
     Raises:
-        NotImplementedError: for `torch_device_mesh`, with which several processes would get the same batch, and for a
-            loader with `in_order=False`, whose batches come as workers finish them.
+        NotImplementedError: for `torch_device_mesh`, with which several processes would get the same batch.
         ValueError: for a batch size that cannot be split, and for `dispatch_batches` without `put_on_device`. On
             several processes for a DistributedSampler or DistributedEvalSampler, for a SkipDataLoader that leaves out
             no whole number of steps and, unless the loader dispatches, for one that makes no batches.
@@ -155,8 +154,6 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
     index_sampler = index_sampler_of(dataloader)
     if split_batches:
         check_split(getattr(index_sampler, "batch_size", None), num_processes)
-    if not getattr(dataloader, "in_order", True):
-        raise NotImplementedError("loaders with in_order=False are out of scope")
     if num_processes == 1:
         return
     chain = [sampler for sampler in sampler_chain(index_sampler) if not isinstance(sampler, SkipBatchSampler)]

@@ -36,6 +36,7 @@ LOADING_OPTIONS = (
     "num_workers",
     "collate_fn",
     "pin_memory",
+    "pin_memory_device",
     "timeout",
     "worker_init_fn",
     "multiprocessing_context",
