@@ -141,10 +141,11 @@ class DataLoaderShard(DataLoader):
         """
         is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
         if not is_known_order and this_pass.start.drawn_from is None:
-            # The sampler draws another order. As in the original, no generator goes back then.
+            # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
             logger.warning(
-                "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
-                "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+                "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
+                "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
+                "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
         self.progress.seed_is_drawn = self.persistent_workers
