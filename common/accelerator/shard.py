@@ -66,11 +66,9 @@ class DataLoaderShard(DataLoader):
     Args:
         dataset, kwargs: of DataLoader.
         device: where the batches go; None leaves them.
-        rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
-            "generator" for `synchronized_generator`, if there is one.
-        synchronized_generator: the sampler's or the data set's.
+        rng_types, use_stateful_dataloader: see `prepare_data_loader`.
+        synchronized_generator: the "generator" of `rng_types`: the sampler's or the data set's.
         skip_batches: batches of each process, that is steps, to leave out at the beginning of every epoch.
-        use_stateful_dataloader: checkpoints hold the position, see `resumption.py`.
     """
 
     # Batches that a process reads for one step: the main process of a DataLoaderDispatcher reads those of all ranks.
