@@ -141,7 +141,7 @@ def prepare_data_loader(
 def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
     """The generator from which all processes draw one order; a sampler without one may get it, seeded from torch's."""
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
-    sampler = getattr(index_sampler, "sampler", None)
+    sampler: Any = getattr(index_sampler, "sampler", None)
     if not hasattr(sampler, "generator"):
         return None
     if use_seedable_sampler:
@@ -163,6 +163,8 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
     index_sampler = index_sampler_of(dataloader)
     if split_batches:
         check_split(getattr(index_sampler, "batch_size", None), num_processes)
+    if not getattr(dataloader, "in_order", True):
+        logger.warning("a loader with in_order=False is read in order")
     if num_processes == 1:
         return
     chain = [sampler for sampler in sampler_chain(index_sampler) if not isinstance(sampler, SkipBatchSampler)]

@@ -47,10 +47,7 @@ def _may_be_columns(entries: Any, rows: int) -> bool:
 
 
 def _rows_by_name(batch: Any) -> dict[str, int]:
-    """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists.
-
-    Lists of lists are refused then: nothing else shows how many samples there are.
-    """
+    """The rows of a batch's tensors and arrays or, where it has none, entries of its lists; refuses lists of lists."""
     arrays = {}
     lists = {}
     for name, leaf in named_leaves(batch, is_list_of_entries):
@@ -87,7 +84,7 @@ def check_rows(batch: Any, is_divided: bool) -> None:
     if len(set(rows_by_name.values())) > 1:
         numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
         raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
-    rows = count_rows(batch)
+    rows = max(rows_by_name.values(), default=0)
     if is_divided and rows > 1:
         for name, leaf in named_leaves(batch, is_list_of_entries):
             if is_list_of_entries(leaf) and _may_be_columns(leaf, rows):

@@ -187,7 +187,7 @@ class DataLoaderShard(DataLoader):
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
         if self.persistent_workers and self.progress.seed_is_drawn and self.skip_batches == self.progress.prepared_skip:
-            # In the run that is resumed they began earlier. So a copy of the generator draws their seed.
+            # In the run that is resumed they began earlier, but for a loader that skips. A copy draws their seed.
             arguments["generator"] = (self.generator or torch.default_generator).clone_state()
         reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:

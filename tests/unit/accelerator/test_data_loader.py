@@ -39,10 +39,9 @@ def test_what_is_out_of_scope_is_refused_by_name():
         prepare_data_loader(DataLoader(Numbers(4)), torch_device_mesh=object())
 
 
-def test_a_loader_that_need_not_keep_the_order_keeps_it():
-    unordered = DataLoader(Numbers(4), num_workers=1, in_order=False, pin_memory_device="cpu")
-    loader = prepare_data_loader(unordered)
-    assert loader.in_order and loader.pin_memory_device == "cpu"
+def test_a_loader_that_need_not_keep_the_order_keeps_it(caplog):
+    loader = prepare_data_loader(DataLoader(Numbers(4), num_workers=1, in_order=False, pin_memory_device="cpu"))
+    assert loader.in_order and loader.pin_memory_device == "cpu" and "read in order" in caplog.text
     assert lists(loader) == [[0], [1], [2], [3]]
 
 

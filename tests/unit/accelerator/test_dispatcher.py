@@ -370,8 +370,7 @@ def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
 
 
 def dispatch_pairs(accelerator, pair):
-    pairs = [{"label": number, "pair": pair} for number in range(2)]
-    return list(accelerator.prepare(DataLoader(pairs, batch_size=2)))
+    return list(accelerator.prepare(DataLoader([{"label": 0, "pair": pair}] * 2, batch_size=2)))
 
 
 @pytest.mark.parametrize("pair", [("a", "b"), [{"text": "a"}, {"text": "b"}]])
