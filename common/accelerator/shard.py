@@ -43,6 +43,7 @@ LOADING_OPTIONS = (
     "generator",
     "prefetch_factor",
     "persistent_workers",
+    "in_order",
 )
 
 
@@ -86,7 +87,7 @@ class DataLoaderShard(DataLoader):
         _non_blocking: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dataset, **kwargs)
+        super().__init__(dataset, **kwargs | {"in_order": True})  # Batches and Steps are matched by their places.
         self.device = device
         if rng_types is not None and synchronized_generator is None:
             rng_types = [kind for kind in rng_types if kind != "generator"]
