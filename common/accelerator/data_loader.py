@@ -64,7 +64,7 @@ def prepare_data_loader(
     of other kinds the seeds of all processes are compared.
 
     Args:
-        dataloader: what a single process would iterate over.
+        dataloader: what a single process would iterate over. Batches come in their order, also with `in_order=False`.
         device: where batches go with `put_on_device`. A dispatching loader puts them on the device of its process.
         num_processes, process_index: by default those of the run, by which a dispatching loader always shares.
         split_batches, even_batches, non_blocking, use_seedable_sampler, data_seed: see DataLoaderConfiguration.
@@ -75,8 +75,7 @@ def prepare_data_loader(
         use_stateful_dataloader: checkpoints hold the loader's position, see `resumption.py`.
 
     Raises:
-        NotImplementedError: for `torch_device_mesh`, with which several processes would get the same batch, and for a
-            loader with `in_order=False`, whose batches come as workers finish them.
+        NotImplementedError: for `torch_device_mesh`, with which several processes would get the same batch.
         ValueError: for a batch size that cannot be split, and for `dispatch_batches` without `put_on_device`. On
             several processes for a DistributedSampler or DistributedEvalSampler, for a SkipDataLoader that leaves out
             no whole number of steps and, unless the loader dispatches, for one that makes no batches.
@@ -140,14 +139,23 @@ def prepare_data_loader(
 
 
 def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
-    """The generator from which all processes draw one order; a sampler without one may get it here."""
+    """The generator from which all processes draw one order; a sampler without one may get it, seeded from torch's."""
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
-    sampler = getattr(index_sampler, "sampler", None)
-    needs_generator = hasattr(sampler, "generator")
-    if needs_generator and use_seedable_sampler:
-        # The original gives none. Here there is one where samples would be lost, which all processes find out together.
-        needs_generator = _would_lose_samples(sampler)
-    return _provide_generator(sampler) if needs_generator else None
+    sampler: Any = getattr(index_sampler, "sampler", None)
+    if not hasattr(sampler, "generator"):
+        return None
+    if use_seedable_sampler:
+        # The original gives none. Here there is one where seeds differ, so that samples would be lost without it.
+        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+            return None
+        seeds = gather_object([torch.initial_seed()])
+        if len(set(seeds)) == 1:
+            return None
+    if sampler.generator is None:
+        sampler.generator = torch.Generator()
+        seed = torch.empty((), dtype=torch.int64).random_()
+        sampler.generator.manual_seed(int(seed))
+    return generator_of(sampler)
 
 
 def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:
@@ -156,7 +164,7 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
     if split_batches:
         check_split(getattr(index_sampler, "batch_size", None), num_processes)
     if not getattr(dataloader, "in_order", True):
-        raise NotImplementedError("loaders with in_order=False are out of scope")
+        logger.warning("a loader with in_order=False is read in order")
     if num_processes == 1:
         return
     chain = [sampler for sampler in sampler_chain(index_sampler) if not isinstance(sampler, SkipBatchSampler)]
@@ -183,42 +191,23 @@ def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
 
 
 def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:
-    """Replace the RandomSampler that `index_sampler` is, or draws from, by a seedable one; return the index sampler."""
-    if isinstance(index_sampler, RandomSampler):  # The loader has a `batch_size=None`.
-        return _make_seedable(index_sampler, data_seed)
-    if isinstance(getattr(index_sampler, "sampler", None), RandomSampler):
-        index_sampler.sampler = _make_seedable(index_sampler.sampler, data_seed)
-    return index_sampler
-
-
-def _make_seedable(sampler: RandomSampler, data_seed: int | None) -> SeedableRandomSampler:
-    """A seedable sampler that draws as many samples as `sampler`; by default the seed is that of rank 0."""
+    """`index_sampler` with a seedable sampler in place of a RandomSampler; the default of the seed is rank 0's."""
+    sampler = getattr(index_sampler, "sampler", index_sampler)
+    if not isinstance(sampler, RandomSampler):
+        return index_sampler
     if data_seed is None:
         data_seed = broadcast_object_list([torch.initial_seed()])[0]
-    return SeedableRandomSampler(
+    seedable = SeedableRandomSampler(
         data_source=sampler.data_source,
         replacement=sampler.replacement,
         num_samples=sampler._num_samples,
         generator=sampler.generator,
         data_seed=data_seed,
     )
-
-
-def _would_lose_samples(sampler: Any) -> bool:
-    """True if the processes draw other orders without replacement, because their seeds differ. A collective."""
-    if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-        return False
-    seeds = gather_object([torch.initial_seed()])
-    return len(set(seeds)) > 1
-
-
-def _provide_generator(sampler: Any) -> torch.Generator | None:
-    """The generator of torch that `sampler` draws from. Where it has none, it gets one, seeded from torch's."""
-    if sampler.generator is None:
-        sampler.generator = torch.Generator()
-        seed = torch.empty((), dtype=torch.int64).random_()
-        sampler.generator.manual_seed(int(seed))
-    return generator_of(sampler)
+    if sampler is index_sampler:  # The loader has a `batch_size=None`.
+        return seedable
+    index_sampler.sampler = seedable
+    return index_sampler
 
 
 class SkipDataLoader(DataLoader):
@@ -238,17 +227,9 @@ class SkipDataLoader(DataLoader):
 def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoader:
     """A loader like `dataloader` that leaves out the first `num_batches` batches of every epoch.
 
-    What leaves them out depends on the loader:
-
-        a prepared one                    `DataLoaderShard.skip_batches`
-        one of a stream, not prepared     a SkipDataLoader, from which `prepare` takes the number
-        another, not prepared             a SkipBatchSampler around its batch sampler, which `prepare` leaves there
-
     If `dataloader` is prepared, these are batches of every process: whole steps. Then both loaders have the same epoch:
     after a pass over either, each visits the next one. A script resumes in the middle of epoch e with `load_state`,
-    `loader.set_epoch(e)` and this. In sequential and seedable orders the batches that the interrupted run had not
-    yielded follow, and torch's generator stays as the checkpoint had it, so dropout goes on too. In other random orders
-    the rest of another epoch follows, with a warning. A stream is read again up to there.
+    `loader.set_epoch(e)` and this, see DATA.md. A stream is read again up to there.
     """
     if isinstance(dataloader, DataLoaderShard):
         return dataloader.without_first(num_batches)

@@ -84,7 +84,7 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _undivided(self, this_pass: Pass, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
-        with suppress(ValueError):
+        with suppress(ValueError):  # A batch without rows is no error where nothing is divided.
             self._keep_filling_rows(step.content, this_pass)
             num_real = count_rows(step.content)
             if num_real != self.total_batch_size:
@@ -118,8 +118,8 @@ class DataLoaderDispatcher(DataLoaderShard):
             if self._drop_last and len(parts) < self.batches_read_per_step:
                 return
             if self.slice_fn is slice_rows:  # A script's own function knows which rows belong together.
-                for part in parts:
-                    check_rows(part)
+                for part in parts:  # Where there is one for each process, each gets its own.
+                    check_rows(part, is_divided=len(parts) < self.state.num_processes)
             yield join_batches(parts)
 
     def _whole_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:

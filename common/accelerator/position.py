@@ -115,8 +115,7 @@ class Progress:
 
     Attributes:
         epoch: the one that the next pass visits.
-        prepared_skip: steps that the loader leaves out as it was prepared. What `skip_first_batches` makes of it leaves
-            out more.
+        prepared_skip: steps that it leaves out as it was prepared; what `skip_first_batches` makes of it has more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
         checkpoint: where the loader goes on, if a checkpoint was loaded since the last pass began.
         seed_is_drawn: True if the run that this one resumes had drawn the seed of workers that stay alive.

@@ -1,6 +1,11 @@
 """The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
-Tensors and arrays have rows, and so do lists (`is_list_of_entries`) that have as many entries.
+Tensors and arrays have rows, and so do lists (`is_list_of_entries`) that have as many entries. Beside two rows:
+
+    ["a", "b"]                   two rows
+    [["a", "b"], ["c"]]          two rows: columns would both have two entries
+    [("a", "b"), ("A", "B")]     two rows, or two columns, which torch's default_collate makes of pairs (`check_rows`)
+    ["a", "b", "c"]              no rows
 """
 
 import math
@@ -32,12 +37,17 @@ def _has_rows(leaf: Any, rows: int) -> bool:
     return _is_array(leaf) or (is_list_of_entries(leaf) and len(leaf) == rows)
 
 
-def _rows_by_name(batch: Any) -> dict[str, int]:
-    """The rows of a batch's tensors and arrays or, where it has none, the entries of its lists.
+def _may_be_columns(entries: Any, rows: int) -> bool:
+    """True if there are as many `entries` as rows, all of them lists of as many values, or dicts of such lists."""
+    lengths = set()
+    for entry in entries:
+        for column in leaves(entry, is_list_of_entries):
+            lengths.add(len(column) if is_list_of_entries(column) else None)
+    return len(entries) == rows and lengths == {rows}
 
-    Two texts of three samples may be `[("a", "b", "c"), ("A", "B", "C")]`, whose entries are not the samples. Nothing
-    tells it from two samples of three texts, so it is refused.
-    """
+
+def _rows_by_name(batch: Any) -> dict[str, int]:
+    """The rows of a batch's tensors and arrays or, where it has none, entries of its lists; refuses lists of lists."""
     arrays = {}
     lists = {}
     for name, leaf in named_leaves(batch, is_list_of_entries):
@@ -65,12 +75,20 @@ def count_rows(batch: Any) -> int:
     return rows
 
 
-def check_rows(batch: Any) -> None:
-    """Raise ValueError if the tensors of a batch or, where it has none, its lists have different numbers of rows."""
+def check_rows(batch: Any, is_divided: bool) -> None:
+    """Raise ValueError if the tensors of a batch or, where it has none, its lists have different numbers of rows.
+
+    One that `is_divided` between processes must not have columns that could be taken for rows either.
+    """
     rows_by_name = _rows_by_name(batch)
     if len(set(rows_by_name.values())) > 1:
         numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
         raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
+    rows = max(rows_by_name.values(), default=0)
+    if is_divided and rows > 1:
+        for name, leaf in named_leaves(batch, is_list_of_entries):
+            if is_list_of_entries(leaf) and _may_be_columns(leaf, rows):
+                raise ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
 
 
 def join_batches(batches: Sequence[Any]) -> Any:

@@ -36,12 +36,14 @@ LOADING_OPTIONS = (
     "num_workers",
     "collate_fn",
     "pin_memory",
+    "pin_memory_device",
     "timeout",
     "worker_init_fn",
     "multiprocessing_context",
     "generator",
     "prefetch_factor",
     "persistent_workers",
+    "in_order",
 )
 
 
@@ -65,11 +67,9 @@ class DataLoaderShard(DataLoader):
     Args:
         dataset, kwargs: of DataLoader.
         device: where the batches go; None leaves them.
-        rng_types: generators that all processes take over from rank 0 at the start of every pass: "torch", "cuda", or
-            "generator" for `synchronized_generator`, if there is one.
-        synchronized_generator: the sampler's or the data set's.
+        rng_types, use_stateful_dataloader: see `prepare_data_loader`.
+        synchronized_generator: the "generator" of `rng_types`: the sampler's or the data set's.
         skip_batches: batches of each process, that is steps, to leave out at the beginning of every epoch.
-        use_stateful_dataloader: checkpoints hold the position, see `resumption.py`.
     """
 
     # Batches that a process reads for one step: the main process of a DataLoaderDispatcher reads those of all ranks.
@@ -87,7 +87,7 @@ class DataLoaderShard(DataLoader):
         _non_blocking: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dataset, **kwargs)
+        super().__init__(dataset, **kwargs | {"in_order": True})  # Batches and Steps are matched by their places.
         self.device = device
         if rng_types is not None and synchronized_generator is None:
             rng_types = [kind for kind in rng_types if kind != "generator"]
@@ -140,10 +140,11 @@ class DataLoaderShard(DataLoader):
         """
         is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
         if not is_known_order and this_pass.start.drawn_from is None:
-            # The sampler draws another order. As in the original, no generator goes back then.
+            # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
             logger.warning(
-                "the order of the interrupted epoch is lost: in DataLoaderConfiguration, use_seedable_sampler=True "
-                "makes it a function of the epoch; use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+                "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
+                "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
+                "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
         self.progress.seed_is_drawn = self.persistent_workers
@@ -187,7 +188,7 @@ class DataLoaderShard(DataLoader):
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
         if self.persistent_workers and self.progress.seed_is_drawn and self.skip_batches == self.progress.prepared_skip:
-            # In the run that is resumed they began earlier. So a copy of the generator draws their seed.
+            # In the run that is resumed they began earlier, but for a loader that skips. A copy draws their seed.
             arguments["generator"] = (self.generator or torch.default_generator).clone_state()
         reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:

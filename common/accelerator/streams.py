@@ -1,8 +1,7 @@
 """Streams: which of their samples belong to which process, and which of them are repeated.
 
 A stream is an IterableDataset: it has no sample numbers, and is read from its beginning. In loader workers it is read
-as plain torch reads it: each worker has a copy, and yields all of it unless the script shards the samples, by
-`get_worker_info` or by its `worker_init_fn`.
+as plain torch reads it: each worker has a copy, and yields all of it unless the script shards the samples.
 """
 
 from collections.abc import Callable, Iterator

@@ -37,8 +37,12 @@ def lists(loader):
 def test_what_is_out_of_scope_is_refused_by_name():
     with pytest.raises(NotImplementedError, match="torch_device_mesh"):
         prepare_data_loader(DataLoader(Numbers(4)), torch_device_mesh=object())
-    with pytest.raises(NotImplementedError, match="in_order"):
-        prepare_data_loader(DataLoader(Numbers(4), num_workers=1, in_order=False))
+
+
+def test_a_loader_that_need_not_keep_the_order_keeps_it(caplog):
+    unordered = DataLoader(Numbers(4), num_workers=1, in_order=False, pin_memory_device="cpu")
+    loader = prepare_data_loader(skip_first_batches(unordered, 1))
+    assert loader.in_order and loader.pin_memory_device == "cpu" and "read in order" in caplog.text
 
 
 def test_the_sampler_can_be_read():

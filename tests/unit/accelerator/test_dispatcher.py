@@ -309,6 +309,7 @@ def batches_to_keep(rows):
         "namedtuple": Tagged("tag", rows),
         "array": {"array": rows.numpy(), "rows": rows},
         "entries": [{"row": row} for row in rows.tolist()],
+        "columns": {"rows": rows, "pair": [rows.tolist()] * 4},
         "defaultdict": collections.defaultdict(list, rows=rows),
         "class": named_dict(rows),
     }
@@ -366,6 +367,16 @@ def assert_all_are_refused(accelerator):
 
 def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
     on_dispatching_ranks(2, assert_all_are_refused)
+
+
+def dispatch_pairs(accelerator, pair):
+    return list(accelerator.prepare(DataLoader([{"label": 0, "pair": pair}] * 2, batch_size=2)))
+
+
+@pytest.mark.parametrize("pair", [("a", "b"), [{"text": "a"}, {"text": "b"}]])
+def test_columns_are_not_divided_like_samples(pair):
+    with pytest.raises(RankFailed, match=r"the lists in \['pair'\] may be samples or columns"):
+        on_dispatching_ranks(2, dispatch_pairs, pair, split_batches=True)
 
 
 @pytest.mark.parametrize("batch", [{"x": torch.ones(4, 3), "pad": torch.ones(1)}, {"n": 2}, [("a", "b"), ("A", "B")]])
