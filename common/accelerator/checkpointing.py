@@ -128,9 +128,8 @@ def save_state(
     may call it. Under FSDP all processes gather the weights of each model, so `all_ranks` is always on.
 
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
-    Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact.
-
-    What a kill leaves is told in `checkpoint_folder.py`.
+    Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact. Gradients
+    that a script adds up in `no_sync`, without `accumulate`, are not there either.
 
     Args:
         output_dir: the folder, where ~ is the home folder; under automatic naming
@@ -413,6 +412,9 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     if checkpoint.world_size == PartialState().num_processes and own_rank in ranks:
         ranks = [own_rank]  # Else this rank goes on with the mean of all gradients that are there.
     rank_states = {rank: _read_file(checkpoint, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
+    for rank, state in rank_states.items():  # A forged file may hold anything.
+        if not isinstance(state, dict) or not {"step", "random_state", "torch_manual_seed"} <= state.keys():
+            raise CheckpointError(f"{folder}/{RANDOM_STATES_FILE.format(rank)} is not what a rank saves")
     step = rank_states[ranks[0]]["step"]  # All parts of a save have the same.
     gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
     return SavedRun(checkpoint, states, step, rank_states.get(own_rank, {}), _mean_gradients(gradients))

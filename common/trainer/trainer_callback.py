@@ -173,8 +173,7 @@ class CallbackHandler:
         """Tell all callbacks; returns the control that they leave, which may be another object."""
         for switch in SWITCHED_OFF.get(event, ()):
             setattr(control, switch, False)
-        for name in GIVEN:
-            kwargs[name] = getattr(self, name)
+        kwargs |= {name: getattr(self, name) for name in GIVEN}
         for callback in self.callbacks:
             changed = getattr(callback, event)(args, state, control, **kwargs)
             if changed is not None:

@@ -358,10 +358,8 @@ class TrainingArguments:
             "shard_grad_op": {"reshard_after_forward": False},
             "auto_wrap": {},
         }
-        words: Any = self.fsdp
-        if words is True:
-            words = []
-        elif isinstance(words, str):
+        words: Any = [] if self.fsdp is True else self.fsdp
+        if isinstance(words, str):
             words = words.split()
         for word in words:
             if word not in options:

@@ -277,6 +277,23 @@ def test_what_could_not_be_loaded_is_refused_by_name_when_it_is_saved(value, tmp
     assert thing.state == 1
 
 
+def forge(folder, name, content) -> None:
+    """Replace a file of a checkpoint, with a manifest that matches."""
+    torch.save(content, folder / name)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = describe(folder / name)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("content", [None, {}, {"step": 0}], ids=str)
+def test_a_file_that_no_rank_has_saved_is_refused_by_name(content, tmp_path):
+    accelerator, *_ = started()
+    folder = accelerator.save_state(tmp_path)
+    forge(folder, "random_states_0.pkl", content)
+    with pytest.raises(CheckpointError, match=r"random_states_0\.pkl is not what a rank saves"):
+        accelerator.load_state(folder)
+
+
 def test_nothing_in_a_checkpoint_can_execute_code(tmp_path):
     class Evil:
         def __reduce__(self):
@@ -285,10 +302,7 @@ def test_nothing_in_a_checkpoint_can_execute_code(tmp_path):
     accelerator, *_ = started()
     for name in ("optimizer.bin", "random_states_0.pkl"):
         folder = accelerator.save_state(tmp_path / name)
-        torch.save({"step": Evil()}, folder / name)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["files"][name] = describe(folder / name)
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        forge(folder, name, {"step": Evil()})
         with pytest.raises(CheckpointError, match="could execute code"):
             accelerator.load_state(folder, load_kwargs={"weights_only": False})
     assert not (tmp_path / "executed").exists()

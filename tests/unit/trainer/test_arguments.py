@@ -293,7 +293,8 @@ IMPOSSIBLE = {
     "learning_rate": [-1, "1e-3"],
     "optim": ["adam"],
     "logging_steps": [0, 2.5],
-    "save_steps": [float("inf")],
+    "save_steps": [0, float("inf")],
+    "save_total_limit": [0],
 }
 
 
