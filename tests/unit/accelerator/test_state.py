@@ -131,6 +131,12 @@ def test_a_job_on_a_rank_keeps_one_thread_and_gives_the_others_back(one_thread):
     assert count_threads_of_a_job() == 1 and torch.get_num_threads() == 2
 
 
+def test_a_training_without_a_group_leaves_its_precision_to_the_next(libraries):
+    for library in libraries:
+        library.Accelerator(cpu=True, mixed_precision="bf16").end_training()
+        assert library.Accelerator(cpu=True).mixed_precision == "bf16"
+
+
 @pytest.fixture
 def two_gpus(monkeypatch):
     """Answers to what PartialState asks of CUDA and of torch.distributed, as with two GPUs. The calls are kept."""
@@ -186,6 +192,14 @@ def test_processes_that_share_a_gpu_use_gloo(torchrun_with_gpus):
     torchrun_with_gpus(local_world_size=3)
     state = PartialState()
     assert (state.backend, state.device) == ("gloo", torch.device("cuda", 0))
+
+
+def test_a_group_of_the_script_may_have_more_ranks_than_gpus(two_gpus, monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    assert PartialState().device == torch.device("cuda", 0)
 
 
 def test_partial_state_stays_on_the_cpu_where_the_launcher_says_so(two_gpus, monkeypatch):
