@@ -755,7 +755,7 @@ class Accelerator:
             tracker.log(values, step=step, **log_kwargs.get(tracker.name, {}))
 
     def end_training(self) -> None:
-        """Finish the trackers and leave the process group; after a group a new Accelerator starts afresh."""
+        """Finish the trackers and leave the process group; a new Accelerator starts afresh."""
         try:
             for tracker in self.trackers:
                 tracker.finish()

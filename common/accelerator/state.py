@@ -17,7 +17,7 @@ These events keep a state or end it:
     event                              PartialState   AcceleratorState   GradientState
     another Accelerator                kept           kept, new compiler kept, with new settings
     a Trainer, by `_reset_state()`     kept           forgotten          kept
-    the next one after a group is left forgotten      forgotten          begins again
+    the next one after `end_training`  forgotten      forgotten          begins again
     a notebook launch, one process     set aside,     set aside,         kept
                                        then back      then back
     a notebook launch, forked process  forgotten      forgotten          begins again
@@ -211,7 +211,7 @@ class PartialState:
         """Leave `group`; by default the process group of the run."""
         if group is None:
             leave_process_group()
-            PartialState._has_left_group = self.distributed_type != DistributedType.NO
+            PartialState._has_left_group = True
         elif dist.is_initialized():
             dist.destroy_process_group(group)
 

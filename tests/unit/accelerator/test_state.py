@@ -131,12 +131,6 @@ def test_a_job_on_a_rank_keeps_one_thread_and_gives_the_others_back(one_thread):
     assert count_threads_of_a_job() == 1 and torch.get_num_threads() == 2
 
 
-def test_a_training_without_a_group_leaves_its_precision_to_the_next(libraries):
-    for library in libraries:
-        library.Accelerator(cpu=True, mixed_precision="bf16").end_training()
-        assert library.Accelerator(cpu=True).mixed_precision == "bf16"
-
-
 @pytest.fixture
 def two_gpus(monkeypatch):
     """Answers to what PartialState asks of CUDA and of torch.distributed, as with two GPUs. The calls are kept."""
