@@ -10,8 +10,8 @@ from ..utils import CustomArgumentParser, command_parser
 from .config_args import ClusterConfig, default_config_path
 
 
-def default_command_parser(parser: argparse._SubParsersAction) -> CustomArgumentParser:
-    """The parser of `config default`, as one of the subcommands of `parser`."""
+def default_command_parser(parser: argparse._SubParsersAction, parents: object = None) -> CustomArgumentParser:
+    """The parser of `config default`, as one of the subcommands of `parser`; `parents` are not needed here."""
     command = command_parser("default", parser, __doc__)
     # Without a default it leaves the file of `config --config_file FILE default` as it is.
     command.add_argument("--config_file", default=argparse.SUPPRESS, help="where to write, if not where launch looks")
