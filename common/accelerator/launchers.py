@@ -47,10 +47,9 @@ def notebook_launcher(
 ) -> None:
     """Run `function(*args)` in `num_processes` processes on this machine; with one or none, right here.
 
-    By default there is a process for each GPU.
-
-    Port "0" is a free one. Processes use GPUs where there are any and `ACCELERATE_USE_CPU` is not set; a process on
-    the CPU computes with one thread, since the thread pool of the notebook does not survive the fork.
+    By default there is a process for each GPU. Port "0" is a free one. Processes use GPUs where there are any and
+    `ACCELERATE_USE_CPU` is not set; a process on the CPU computes with one thread, since the thread pool of the
+    notebook does not survive the fork.
 
     Raises:
         ValueError: for an unknown precision.
@@ -157,4 +156,4 @@ def _in_child(function: Callable[..., Any], handlers: SignalHandlers) -> Callabl
 
 def _set_handlers(handlers: SignalHandlers) -> None:
     for number, handler in handlers.items():
-        signal.signal(number, handler)
+        signal.signal(number, handler or signal.SIG_DFL)  # None: C has set it, and nobody can put it back

@@ -278,6 +278,8 @@ def _reduce_one(tensor: torch.Tensor, reduction: str) -> torch.Tensor:
     result = tensor.clone().resolve_conj().resolve_neg()
     if reduction == "none":
         return result
+    if reduction == "mean" and not (result.is_floating_point() or result.is_complex()):
+        result = result.long()  # the sum of small integers may need more bits than they have
     operation = dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM
     # Each rank has its tensor in this layout, because the ranks add up what is at the same place in memory.
     content = result.contiguous() if is_dense(result) else result

@@ -50,7 +50,7 @@ def read_processes(gpus: int, needs_meeting_point: bool) -> Processes:
         rank = int(os.environ["RANK"]) if form_a_group else 0
         local_rank = int(os.environ["LOCAL_RANK"]) if form_a_group else 0
     processes = Processes(rank, world_size, local_rank, _read_local_world_size(world_size, gpus), form_a_group)
-    if form_a_group:
+    if form_a_group and not dist.is_initialized():
         _check_ranks(processes, gpus)
     return processes
 

@@ -192,7 +192,7 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
         if tracker not in chosen:
             chosen.append(tracker)
     if not chosen:
-        warnings.warn(f"`log_with={log_with}` was passed, but none of these trackers is installed", stacklevel=3)
+        warnings.warn(f"`log_with={log_with}`: no such tracker is installed, or `logging_dir` is missing", stacklevel=3)
     return chosen
 
 

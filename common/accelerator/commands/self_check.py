@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from .. import Accelerator
 from ..utils import DataLoaderConfiguration, GradientAccumulationPlugin
+from ..utils.fsdp_utils import whole_parameters
 
 SAMPLES = 46  # divides by no usual global batch: some ranks get less than others
 
@@ -57,7 +58,8 @@ def train(loader: DataLoader, seed: int, prepare: Callable, backward: Callable) 
         loss = F.cross_entropy(model(points), classes)
         backward(loss)
         optimizer.step()
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
+    with whole_parameters(model):
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def main() -> None:

@@ -82,16 +82,16 @@ def test_dtypes_that_gloo_does_not_know_are_moved_as_bytes(dtype):
 
 
 def reduce_integers(accelerator):
-    """A mean of integers, and a tensor that is not reduced."""
+    """A mean of integers whose sum has more bits than they, and a tensor that is not reduced."""
     rank = accelerator.process_index
-    mean = accelerator.reduce(torch.tensor([1, rank]), "mean")
+    mean = accelerator.reduce(torch.tensor([127, rank], dtype=torch.int8), "mean")
     unchanged = accelerator.reduce(torch.tensor([rank]), "none")
     return mean.tolist(), unchanged.tolist()
 
 
 def test_integers_have_a_mean_and_none_changes_nothing():
     """On accelerate the first is an error, the second a sum."""
-    assert on_ranks(2, reduce_integers) == [([1.0, 0.5], [0]), ([1.0, 0.5], [1])]
+    assert on_ranks(2, reduce_integers) == [([127.0, 0.5], [0]), ([127.0, 0.5], [1])]
 
 
 def broadcast_views(accelerator):

@@ -56,9 +56,10 @@ def test_out_of_scope_is_refused_by_name_and_passes_when_empty(tmp_path):
         ("{num_processes: 3, num_machines: 2, main_process_ip: h, main_process_port: 1}", "is not divisible"),
         ("{num_processes: 2, num_machines: 2}", "need main_process_ip and main_process_port"),
         ("distributed_type: DEEPSPEED", "distributed_type 'DEEPSPEED' is not supported"),
-        ("{distributed_type: FSDP, fsdp_config: {fsdp_verison: 2}}", "unknown key 'fsdp_verison' in fsdp_config"),
+        ("{distributed_type: FSDP, fsdp_config: {fsdp_verison: 2}}", "'fsdp_verison' in fsdp_config; version 2 has "),
         ("{distributed_type: 'NO', num_processes: 2}", "NO is one process, but num_processes is 2"),
         ("{distributed_type: MULTI_GPU, use_cpu: true}", "use_cpu contradicts distributed_type MULTI_GPU"),
+        ("gpu_ids: [0, 1]", "gpu_ids must be a text, not [0, 1]"),
         ("use_cpu: perhaps", "use_cpu must be true or false, not 'perhaps'"),
         ("compute_environment: AMAZON_SAGEMAKER", "out of scope: 'AMAZON_SAGEMAKER'"),
         ("", "holds None, not a mapping"),
@@ -90,6 +91,9 @@ def test_default_file_lies_where_accelerate_keeps_it(tmp_path, monkeypatch):
 
 def test_config_default_writes_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
+    elsewhere = tmp_path / "elsewhere.yaml"
+    assert main(["config", "--config_file", str(elsewhere), "default"]) == 0
+    assert elsewhere.exists() and not default_config_path().exists()
     assert main(["config", "default", "--mixed_precision", "bf16"]) == 0
     assert str(default_config_path()) in capsys.readouterr().out
     assert main(["config", "default"]) == 1

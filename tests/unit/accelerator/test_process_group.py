@@ -130,6 +130,8 @@ def start_again_and_again():
 
 def test_an_accelerator_after_end_training_joins_a_new_group():
     assert ranks(2).run(start_again_and_again) == [[3, 3, 3]] * 2
+    for precision in ("bf16", "no"):  # a process without a group starts afresh too
+        Accelerator(cpu=True, mixed_precision=precision).end_training()
 
 
 LEAVES_A_GROUP = """

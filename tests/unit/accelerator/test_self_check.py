@@ -14,13 +14,20 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 @pytest.mark.slow
-def test_the_verdict(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "argv, kind",
+    [
+        (["--cpu", "--num_processes", "2"], "MULTI_CPU"),
+        (["--config_file", "03_accelerate/fsdp_two_processes.yaml"], "FSDP"),
+    ],
+)
+def test_the_verdict(argv, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    result = run_to_end([sys.executable, "-m", "common.accelerator", "test", "--cpu", "--num_processes", "2"])
+    result = run_to_end([sys.executable, "-m", "common.accelerator", "test", *argv])
     assert result.returncode == 0, result.stderr
     *checks, verdict = result.stdout.splitlines()
     assert len(checks) == 2 and all(line.startswith("ok: ") for line in checks)
-    assert verdict == "PASSED: 2 × cpu (MULTI_CPU)"
+    assert verdict == f"PASSED: 2 × cpu ({kind})"
 
 
 def test_a_failure_is_a_verdict_too(monkeypatch, capsys):

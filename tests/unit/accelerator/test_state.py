@@ -188,6 +188,14 @@ def test_processes_that_share_a_gpu_use_gloo(torchrun_with_gpus):
     assert (state.backend, state.device) == ("gloo", torch.device("cuda", 0))
 
 
+def test_a_group_of_the_script_may_have_more_ranks_than_gpus(two_gpus, monkeypatch):
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_backend", lambda: "gloo")
+    assert PartialState().device == torch.device("cuda", 0)
+
+
 def test_partial_state_stays_on_the_cpu_where_the_launcher_says_so(two_gpus, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert PartialState().device == torch.device("cpu")

@@ -115,7 +115,7 @@ def test_log_with_takes_names_objects_and_lists_of_both(tmp_path, monkeypatch):
         select_trackers("jsonl")
     monkeypatch.setattr(tracking, "is_tensorboard_available", lambda: True)
     assert select_trackers(["all", mine], tmp_path) == [mine, TensorBoardTracker]
-    with pytest.warns(UserWarning, match="none of these trackers is installed"):
+    with pytest.warns(UserWarning, match="`logging_dir` is missing"):
         assert select_trackers("all") == [], "without a folder only what needs none"
     monkeypatch.setattr(tracking, "is_tensorboard_available", lambda: False)
     with pytest.raises(ImportError, match="pip install tensorboard"):  # accelerate drops it: the run goes unrecorded

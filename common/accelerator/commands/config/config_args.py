@@ -55,6 +55,7 @@ FSDP_SETTINGS = {
 }
 INTEGERS = ("machine_rank", "main_process_port", "num_machines", "num_processes")
 FLAGS = ("same_network", "use_cpu")
+TEXTS = ("gpu_ids", "main_process_ip")
 
 
 class ConfigError(ValueError):
@@ -179,7 +180,8 @@ def _config_from_dict(settings: Any) -> ClusterConfig:
 def _read_value(key: str, value: Any) -> Any:
     if key == "mixed_precision" and value is False:  # YAML reads an unquoted `no` as false.
         value = "no"
-    if key == "gpu_ids":  # YAML reads one device as a number.
+    if key in TEXTS:  # YAML reads one device as a number.
+        require(isinstance(value, str | int), f"{key} must be a text, not {value!r}")
         value = str(value)
     if key in CHOICES:
         known = ", ".join(CHOICES[key])
@@ -192,5 +194,5 @@ def _read_value(key: str, value: Any) -> Any:
         value = value or {}
         require(isinstance(value, dict), f"{key} must hold keys and values, not {value!r}")
         for name in value:
-            require(name in FSDP_SETTINGS, f"unknown key {name!r} in {key}")
+            require(name in FSDP_SETTINGS, f"unknown key {name!r} in {key}; version 2 has {', '.join(FSDP_SETTINGS)}")
     return value

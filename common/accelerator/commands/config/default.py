@@ -10,12 +10,11 @@ from ..utils import CustomArgumentParser, command_parser
 from .config_args import ClusterConfig, default_config_path
 
 
-def default_command_parser(
-    parser: argparse._SubParsersAction | None = None, parents: list[argparse.ArgumentParser] | None = None
-) -> CustomArgumentParser:
+def default_command_parser(parser: argparse._SubParsersAction, parents: object = None) -> CustomArgumentParser:
     """The parser of `config default`, as one of the subcommands of `parser`; `parents` are not needed here."""
     command = command_parser("default", parser, __doc__)
-    command.add_argument("--config_file", dest="save_location", help="where to write; by default where launch looks")
+    # Without a default it leaves the file of `config --config_file FILE default` as it is.
+    command.add_argument("--config_file", default=argparse.SUPPRESS, help="where to write, if not where launch looks")
     command.add_argument("--mixed_precision", choices=PRECISIONS, default="no")
     command.set_defaults(func=default_config_command)
     return command
@@ -23,7 +22,7 @@ def default_command_parser(
 
 def default_config_command(args: argparse.Namespace) -> int:
     """Write the file and return the exit code: 1 where a file is there already."""
-    path = write_basic_config(args.mixed_precision, args.save_location)
+    path = write_basic_config(args.mixed_precision, args.config_file)
     if not path:
         return 1
     print(f"configuration saved at {path}")
