@@ -85,7 +85,7 @@ def test_killed_at_any_event_and_resumed_it_ends_the_same(tmp_path, examples, le
         event=st.sampled_from(sorted(set(EVENTS) - {"on_init_end", "on_predict"})),
         count=st.integers(1, 9),
     )
-    @settings(max_examples=examples, deadline=None, derandomize=True)
+    @settings(max_examples=examples)
     def check(name, event, count):
         trainer, runs = interrupted_and_resumed(tmp_path / "killed", event, count, **SETTINGS[name])
         assert_same_end(trainer, straight[name])
