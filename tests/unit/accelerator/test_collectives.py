@@ -25,7 +25,7 @@ def run_collectives(library):
     ragged = torch.full((2, rank + 1), rank)
     results = {
         "gather": operations.gather({"x": rows, "y": (torch.tensor(rank), [torch.tensor([True])])}),
-        "gather transposed": operations.gather(torch.ones(2, 3, dtype=torch.bfloat16).T),
+        "gather transposed": operations.gather(rows.bfloat16().T),
         "gather empty": operations.gather(torch.ones(0, 2)),
         "gather no columns": operations.gather(torch.ones(2, 0)),
         "gather a column of one row": operations.gather(rows[:1, 1]),
