@@ -123,8 +123,7 @@ def copied(library, loader):
 
 
 LOOPS = [epochs, skipping, left_early, set_in_the_loop, looked_at, zipped, unprepared, copied]
-# The number of loops over a loader in which the original crashes: there is no step to dispatch in one of them over the
-# only batch and in all over none, and it cannot shard ready batches, which two processes would do.
+# In so many loops the original crashes: where no step is left to dispatch, and where two processes share ready batches.
 CRASHES = {"one batch": 1, "empty": 8, "stream of batches": 16}
 
 
