@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_iter
 from tests.gpu.machine import LENGTH, READ, Machine, Misplaced
 
 CPU = torch.device("cpu")
-# These read values without an operation. Only that of a single number that is formatted is seen, too.
+# Calls that read values by no operation. A single number is formatted by one, so that this wait is noted twice.
 READERS = (Tensor.tolist, Tensor.__repr__, Tensor.__format__)
 
 

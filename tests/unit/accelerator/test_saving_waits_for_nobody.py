@@ -204,7 +204,7 @@ def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_ma
 
 
 def saved_in_two_micro_steps(_, folder: Path) -> int:
-    """The micro-step that is loaded.
+    """The number of micro-steps in the checkpoint that is loaded.
 
     rank 0: micro-step 1, save    micro-step 2, save that fails
     rank 1: micro-step 1          micro-step 2, save
@@ -273,10 +273,12 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
 
 
 def test_a_rank_that_comes_early_and_fails_in_its_second_save_loses_no_part(tmp_path, monkeypatch):
-    """Each save of a rank is a part, which the main process moves into the checkpoint.
+    """This process takes the part of both ranks, in this order:
 
-    rank 1: first save, second one fails                                              third save ends
-    rank 0:                               first save: moves the part, is removing its empty folder    third save
+    rank 1: saves its part of "first", and fails in the second save
+    rank 0: saves "first": it moves that part into the checkpoint, and is about to remove the empty folder
+    rank 1: saves its part of "third"
+    rank 0: removes the empty folder, and saves "third" with that part
     """
     folder = tmp_path / "c"
     rmtree = shutil.rmtree
