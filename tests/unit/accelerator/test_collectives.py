@@ -94,6 +94,15 @@ def test_integers_have_a_mean_and_none_changes_nothing():
     assert on_ranks(2, reduce_integers) == [([1.0, 0.5], [0]), ([1.0, 0.5], [1])]
 
 
+def reduce_in_two_layouts(accelerator):
+    square = torch.tensor([[1, 2], [3, 4]])
+    return accelerator.reduce(square if accelerator.is_main_process else square.T.contiguous().T).tolist()
+
+
+def test_what_lies_transposed_in_the_memory_of_one_rank_is_added_up_in_its_places():
+    assert on_ranks(2, reduce_in_two_layouts) == [[[2, 4], [6, 8]]] * 2
+
+
 def broadcast_views(accelerator):
     """The rows into whose second column rank 1's has come, and the conjugate of a number that rank 1 sends."""
     rank = accelerator.process_index
