@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 ABSENT = "ABSENT"  # Stands for what one of the two does not have.
 # Endings of the names of times, which differ from run to run.
@@ -37,14 +38,12 @@ def _same_bits(ours: Any, theirs: Any) -> bool:
 
 
 def with_digests(outcome: Any) -> Any:
-    """The same nest of dicts, lists and tuples with a text of its type, shape and bits for each tensor."""
-    if isinstance(outcome, dict):
-        return {key: with_digests(value) for key, value in outcome.items()}
-    if isinstance(outcome, (list, tuple)):
-        return type(outcome)(map(with_digests, outcome))
-    if isinstance(outcome, Tensor):
-        return f"{outcome.dtype} {tuple(outcome.shape)} {digest(outcome)}"
-    return outcome
+    """The same nest with a text of its type, shape and bits for each tensor."""
+
+    def text(tensor: Tensor) -> str:
+        return f"{tensor.dtype} {tuple(tensor.shape)} {digest(tensor)}"
+
+    return tree_map_only(Tensor, text, outcome)
 
 
 def digest(*tensors: Tensor) -> str:

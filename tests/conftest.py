@@ -8,17 +8,19 @@ import re
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
-from benchmarks.harness.options import CannotMeasure
-from benchmarks.harness.two_nodes import two_nodes
 from common.cores import available_cores
 from common.data import mnist_on_disk
 from common.processes import RankFailed, started_pools
 from tests.peers import import_or_skip
 from tests.states import forget_states
 
+# A machine that others use too may be slow, and a run is to be repeatable.
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tests")
 # Each worker imports torch and transformers, and starts the ranks of its tests: about 2 GB.
 MOST_WORKERS = 4
 # GiB: with less left, ranks that wait for a job are ended between two test files.
@@ -76,16 +78,6 @@ def mnist() -> str:
     if not mnist_on_disk(root):
         pytest.skip(f"real MNIST is not in {root}/MNIST/raw (set MNIST_ROOT)")
     return str(root)
-
-
-@pytest.fixture(scope="session")
-def needs_two_nodes() -> None:
-    """The test is skipped where no two nodes can be made of network namespaces."""
-    try:
-        with two_nodes():
-            pass
-    except CannotMeasure as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -95,7 +95,7 @@ class Job:
                 content = path.read_bytes()
                 if f"{_MARK}={self._mark}".encode() in content:
                     words = (word.partition(b"=") for word in content.split(b"\0"))
-                    found[int(path.parent.name)] = {name.decode(): value.decode() for name, _, value in words}
+                    found[int(path.parent.name)] = {os.fsdecode(name): os.fsdecode(value) for name, _, value in words}
         return found
 
     def rank(self, number: int) -> int:

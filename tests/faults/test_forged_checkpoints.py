@@ -29,6 +29,7 @@ EVIL_NAMES = [
     "x" * 5000,
 ]
 FILES = ["manifest.json", "model.safetensors", "optimizer.bin", "random_states_0.pkl"]
+# What an interrupted save leaves beside the folder or in it; `{save}` is its id in the manifest.
 UNFINISHED = [".main_part", "../.checkpoint_1.part_1_{save}", "../.checkpoint_9.draft_0", "../.checkpoint_9.removed"]
 
 

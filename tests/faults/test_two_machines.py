@@ -8,13 +8,14 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.harness.options import CannotMeasure
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, Nodes, two_nodes
 from common.weights import max_weight_difference
 from tests.jobs import Job, job, launcher, newest_checkpoint, resumed_at, script, torchrun
@@ -61,9 +62,13 @@ def give_up_after(nodes: Nodes, retries: int) -> None:
 
 
 @pytest.fixture
-def nodes(needs_two_nodes):
-    """A new pair of nodes. They end with all their processes at the end of the test."""
-    with two_nodes() as pair:
+def nodes():
+    """A new pair of nodes, which end with all their processes after the test. It is skipped where none can be made."""
+    with ExitStack() as stack:
+        try:
+            pair = stack.enter_context(two_nodes())
+        except CannotMeasure as reason:
+            pytest.skip(str(reason))
         yield pair
 
 

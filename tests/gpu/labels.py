@@ -31,6 +31,8 @@ from torch.utils._pytree import tree_iter
 from tests.gpu.machine import LENGTH, READ, Machine, Misplaced
 
 CPU = torch.device("cpu")
+# Calls that read values by no operation. A single number is formatted by one, so that this wait is noted twice.
+READERS = (Tensor.tolist, Tensor.__repr__, Tensor.__format__)
 
 
 def device_of(tensor: Tensor) -> torch.device:
@@ -75,13 +77,14 @@ class Calls(TorchFunctionMode):
             Tensor.to: self.to,
             Tensor.cpu: self.cpu,
             Tensor.numpy: self.numpy,
-            Tensor.tolist: self.tolist,
         }
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function in self.answers:
             return self.answers[function](*args, **kwargs)
+        if function in READERS and is_on_gpu(args[0]):
+            self.machine.note_wait(READ)
         if kwargs.get("device") is None:  # `Operations` gives the result the label of the inputs.
             return function(*args, **kwargs)
         device = torch.device(kwargs["device"])
@@ -119,11 +122,6 @@ class Calls(TorchFunctionMode):
         if is_on_gpu(tensor) and not force:
             raise Misplaced("numpy() of a tensor on a GPU")
         return self.to(tensor, CPU).numpy(force=force)
-
-    def tolist(self, tensor: Tensor) -> Any:
-        if is_on_gpu(tensor):
-            self.machine.note_wait(READ)
-        return tensor.tolist()
 
 
 class Operations(TorchDispatchMode):

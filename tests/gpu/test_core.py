@@ -54,8 +54,7 @@ def test_a_batch_of_an_evaluation_arrives_while_the_gpu_computes_the_next_one(ma
 
 
 @pytest.mark.parametrize(
-    "precision, dtype, waits",
-    [("no", None, []), ("bf16", torch.bfloat16, []), ("fp16", torch.float16, [READ])],
+    "precision, dtype, waits", [("no", None, []), ("bf16", torch.bfloat16, []), ("fp16", torch.float16, [READ])]
 )
 def test_a_step_is_autocast_for_gpus_and_waits_in_fp16_only(precision, dtype, waits, machine):
     accelerator = Accelerator(mixed_precision=precision)

@@ -5,7 +5,7 @@ import torch
 
 from tests.gpu.imitation import imitated_process
 from tests.gpu.labels import CPU
-from tests.gpu.machine import LENGTH
+from tests.gpu.machine import LENGTH, READ
 
 FIRST_GPU = torch.device("cuda", 0)
 TO_CPU = "copy from cuda to cpu"
@@ -21,6 +21,7 @@ TO_CPU = "copy from cuda to cpu"
         pytest.param(torch.unique, FIRST_GPU, [LENGTH], id="unique"),
         pytest.param(lambda x: x.index_put((x > 0,), 2 * x), FIRST_GPU, [LENGTH], id="mask-written"),
         pytest.param(lambda x: x.index_put_((x > 0,), torch.tensor(2.0)), FIRST_GPU, [], id="mask-filled"),
+        pytest.param(lambda x: x[: len(f"{x}")], FIRST_GPU, [READ], id="printed"),
         pytest.param(lambda x: torch.zeros_like(x, device="cpu"), CPU, [], id="zeros_like"),
         pytest.param(lambda x: torch.ones(3, device="cpu:0"), CPU, [], id="cpu:0"),
         pytest.param(lambda x: torch.as_tensor(x, device="cpu"), CPU, [TO_CPU], id="as_tensor"),

@@ -5,6 +5,7 @@ A seed draws the data, the sizes, the schedule, the loss, when to log, evaluate 
 
 import copy
 import importlib
+import math
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 
 from tests.bits import comparable, comparable_logs, digest, number_as_text
 from tests.parity.random_scripts import Kind, choices_of, draw_from, one_of
-from tests.toys import Points, Stream, loss_per_item
+from tests.toys import Net, Points, Stream, loss_per_item
 
 SCHEDULES = {
     "linear": [None],
@@ -34,41 +35,31 @@ SCHEDULES = {
 }
 
 
-class Net(nn.Module):
-    """A layer, dropout and a norm; returns its loss if it is given labels."""
+class NormedNet(Net):
+    """A network with a norm; where the first number of a batch is below `nan_below`, its loss is logged as NaN."""
 
-    def __init__(self, dropout: float, nan_below: float | None = None) -> None:
+    def __init__(self, dropout: float, nan_below: float = -math.inf) -> None:
         super().__init__()
-        self.first = nn.Linear(16, 12)
-        self.norm = nn.LayerNorm(12)
-        self.dropout = nn.Dropout(dropout)
-        self.last = nn.Linear(12, 10)
+        self.linear = nn.Sequential(
+            nn.Linear(16, 12), nn.LayerNorm(12), nn.ReLU(), nn.Dropout(dropout), nn.Linear(12, 10)
+        )
         self.nan_below = nan_below
 
-    def logits(self, x):
-        return self.last(self.dropout(self.norm(self.first(x)).relu()))
-
     def forward(self, x, labels=None):
-        logits = self.logits(x)
-        if labels is None:
-            return {"logits": logits}
-        loss = F.cross_entropy(logits, labels)
-        if self.nan_below is not None and x[0, 0] < self.nan_below:
-            # Only the number that is logged is NaN: the gradients stay finite.
-            loss = loss + (torch.tensor(float("nan")) - loss).detach()
-        return {"loss": loss, "logits": logits}
+        outputs = super().forward(x, labels)
+        if labels is not None and x[0, 0] < self.nan_below:
+            # The gradients stay finite.
+            outputs["loss"] = outputs["loss"] + (torch.tensor(math.nan) - outputs["loss"]).detach()
+        return outputs
 
 
-class NetWithKeywords(Net):
+class NetWithKeywords(NormedNet):
     """Divides its loss by the items of the whole step itself, as the models of transformers do."""
 
     def forward(self, x, labels=None, **kwargs):
-        logits = self.logits(x)
-        if labels is None:
-            return {"logits": logits}
-        outputs = {"logits": logits}
-        if kwargs.get("num_items_in_batch") is None:
-            return outputs | {"loss": F.cross_entropy(logits, labels)}
+        outputs = super().forward(x, labels)
+        if labels is None or kwargs.get("num_items_in_batch") is None:
+            return outputs
         return outputs | {"loss": loss_per_item(outputs, labels, **kwargs)}
 
 
@@ -100,14 +91,8 @@ ARGUMENTS = {
     "save_total_limit": [None, 2],
     "metric_for_best_model": [None, "loss", "accuracy", "eval_spread"],
 }
-BATCHES = {
-    "per_device_train_batch_size": [1, 2, 3, 4, 6],
-    "per_device_eval_batch_size": [2, 4, 6],
-}
-LENGTHS = [
-    *({"num_train_epochs": epochs} for epochs in (1, 2, 1.5, 3)),
-    *({"max_steps": steps} for steps in (1, 5, 9)),
-]
+BATCHES = {"per_device_train_batch_size": [1, 2, 3, 4, 6], "per_device_eval_batch_size": [2, 4, 6]}
+LENGTHS = [*({"num_train_epochs": epochs} for epochs in (1, 2, 1.5, 3)), *({"max_steps": steps} for steps in (1, 5, 9))]
 LOADING = {
     "split_batches": [False] * 5 + [True],
     "use_seedable_sampler": [True] * 4 + [False],
@@ -210,8 +195,8 @@ def make_trainer(library: str, script: Script, folder: str) -> Any:
     args = module.TrainingArguments(folder, accelerator_config=script.accelerator_config, **settings)
     torch.manual_seed(3)
     loss = script.loss
-    network = NetWithKeywords if loss == "keywords" else Net
-    model = network(script.dropout, nan_below=-0.5 if loss == "sometimes_nan" else None)
+    network = NetWithKeywords if loss == "keywords" else NormedNet
+    model = network(script.dropout, nan_below=-0.5 if loss == "sometimes_nan" else -math.inf)
     trainer_class = OverridingTrainer if loss == "override" else module.Trainer
     train_set = Points(script.train)
     if script.stream:

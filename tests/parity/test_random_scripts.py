@@ -44,20 +44,20 @@ def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
 def with_stop(script, processes, stateful):
     """The script with a stop anywhere in a window. Then a stateful loader goes on, or the script skips batches."""
     stopped_after = script.stopped_after or 3
-    changes = {"stopped_after": stopped_after, "stops_within_window": True, "window": "accumulate"}
-    changes |= {"skipped": 0, "passes_over": False, "stateful": stateful}
     # All epochs together have more micro-batches, so that some are left.
     least = (stopped_after // script.epochs + 1) * script.batch_size * processes
-    changes["samples"] = max(script.samples, least)
+    stopping = replace(
+        script, stopped_after=stopped_after, stops_within_window=True, samples=max(script.samples, least)
+    )
+    stopping = replace(stopping, window="accumulate", skipped=0, passes_over=False, stateful=stateful)
     if script.precision == "bf16":
-        changes["precision"] = "fp16"  # Its loss scale is a state, too.
+        stopping = replace(stopping, precision="fp16")  # Its loss scale is a state, too.
     if not stateful:
-        changes["draws"] = "nobody"  # The batch that had been read ahead is read again, with other draws.
-        if script.order == "shuffled":
-            changes["order"] = "seedable"  # An order without a seed would be another one.
-    elif script.draws == "workers":
-        changes["draws"] = "data set"  # A checkpoint has no states of workers.
-    return replace(script, **changes)
+        # The batch that had been read ahead is read again, with other draws, and an unseeded order would be another.
+        return replace(stopping, draws="nobody", order="seedable" if script.order == "shuffled" else script.order)
+    if script.draws == "workers":
+        return replace(stopping, draws="data set")  # A checkpoint has no states of workers.
+    return stopping
 
 
 @pytest.mark.parametrize("stateful", [False, True])

@@ -182,7 +182,8 @@ def test_rooms_import_what_stands_below_them_and_nothing_else():
 
 
 def test_tests_of_the_core_import_nothing_of_benchmarks():
-    paths = sorted((ladder.ROOT / "tests" / "unit" / "accelerator").glob("*.py"))
+    tests = ladder.ROOT / "tests"
+    paths = [tests / "conftest.py", *sorted((tests / "unit" / "accelerator").glob("*.py"))]
     found = [found for path in paths for found in imports_of(f"tests.unit.accelerator.{path.stem}", path)]
     assert found
     assert [str(each) for each in found if top(each.imported) == "benchmarks"] == []

@@ -8,7 +8,7 @@ from torch.utils.data import DistributedSampler
 from common.eval_sampler import DistributedEvalSampler
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500)
 @given(
     n=st.integers(0, 300),
     world_size=st.integers(1, 12),

@@ -25,7 +25,7 @@ def run_collectives(library):
     ragged = torch.full((2, rank + 1), rank)
     results = {
         "gather": operations.gather({"x": rows, "y": (torch.tensor(rank), [torch.tensor([True])])}),
-        "gather transposed": operations.gather(torch.ones(2, 3, dtype=torch.bfloat16).T),
+        "gather transposed": operations.gather(rows.bfloat16().T),
         "gather empty": operations.gather(torch.ones(0, 2)),
         "gather no columns": operations.gather(torch.ones(2, 0)),
         "gather a column of one row": operations.gather(rows[:1, 1]),
@@ -92,6 +92,15 @@ def reduce_integers(accelerator):
 def test_integers_have_a_mean_and_none_changes_nothing():
     """On accelerate the first is an error, the second a sum."""
     assert on_ranks(2, reduce_integers) == [([127.0, 0.5], [0]), ([127.0, 0.5], [1])]
+
+
+def reduce_in_two_layouts(accelerator):
+    square = torch.tensor([[1, 2], [3, 4]])
+    return accelerator.reduce(square if accelerator.is_main_process else square.T.contiguous().T).tolist()
+
+
+def test_what_lies_transposed_in_the_memory_of_one_rank_is_added_up_in_its_places():
+    assert on_ranks(2, reduce_in_two_layouts) == [[[2, 4], [6, 8]]] * 2
 
 
 def broadcast_views(accelerator):

@@ -5,22 +5,10 @@ import random
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, SequentialSampler, WeightedRandomSampler
 
 from common.accelerator import Accelerator
-from common.accelerator.data_loader import (
-    SeedableRandomSampler,
-    get_sampler,
-    prepare_data_loader,
-    skip_first_batches,
-)
+from common.accelerator.data_loader import SeedableRandomSampler, get_sampler, prepare_data_loader, skip_first_batches
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.utils import DataLoaderConfiguration, set_seed, synchronize_rng_states
 from tests.toys import Numbers, NumbersOfEpoch, Stream, StreamOfWorkers, seeded_order

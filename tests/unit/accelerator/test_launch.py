@@ -133,8 +133,7 @@ def test_flags_behind_the_script_are_the_scripts(how, processes):
 
 
 @pytest.mark.parametrize(
-    ("backend", "more"),
-    [("c10d", ["--rdzv-conf=is_host=0,timeout=9"]), ("static", ["--rdzv-conf=timeout=9"])],
+    ("backend", "more"), [("c10d", ["--rdzv-conf=is_host=0,timeout=9"]), ("static", ["--rdzv-conf=timeout=9"])]
 )
 def test_several_machines_meet_at_the_first(backend, more):
     flags = ["--cpu", "--num_processes=8", "--num_machines=2", "--machine_rank=1", "--main_process_ip=10.0.0.1"]

@@ -102,10 +102,7 @@ class Pair(Point):
 
 @pytest.mark.parametrize(
     "apply, factor",
-    [
-        (lambda data: send_to_device(data, "cpu"), 1),
-        (lambda data: operations.recursively_apply(torch.neg, data), -1),
-    ],
+    [(lambda data: send_to_device(data, "cpu"), 1), (lambda data: operations.recursively_apply(torch.neg, data), -1)],
     ids=["send_to_device", "recursively_apply"],
 )
 def test_containers_whose_constructors_take_something_else_keep_class_content_and_attributes(apply, factor):

@@ -123,6 +123,8 @@ def copied(library, loader):
 
 
 LOOPS = [epochs, skipping, left_early, set_in_the_loop, looked_at, zipped, unprepared, copied]
+# In so many loops the original crashes: where no step is left to dispatch, and where two processes share ready batches.
+CRASHES = {"one batch": 1, "empty": 8, "stream of batches": 16}
 
 
 class Process(NamedTuple):
@@ -158,9 +160,12 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) if "workers" in kind else kin
 def test_data_sets_and_collators_draw_in_the_order_of_accelerate(kind):
     import_or_skip("accelerate")
     loops = LOOPS[:3] if "workers" in kind else LOOPS
+    crashes = 0
     for loop, process in itertools.product(loops, PROCESSES):
         try:
             original = seen(THEIRS, LOADERS[kind], loop, process)
-        except (TypeError, ValueError):  # it crashes without a step to dispatch, and over shared ready batches
+        except (TypeError, ValueError):
+            crashes += 1
             continue
         assert seen(OURS, LOADERS[kind], loop, process) == original, (loop, process)
+    assert crashes == CRASHES.get(kind, 0)

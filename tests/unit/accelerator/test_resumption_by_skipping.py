@@ -75,11 +75,7 @@ def visited(accelerator, kind, folder, resumes, sets_each_epoch=True):
 @pytest.mark.parametrize(
     ("kind", "world", "rng_types"),
     [(kind, 1, None) for kind in CASES]
-    + [
-        ("sequential", 2, ["torch"]),
-        ("seedable, no seed", 2, None),
-        ("dispatched", 2, None),
-    ],
+    + [("sequential", 2, ["torch"]), ("seedable, no seed", 2, None), ("dispatched", 2, None)],
 )
 def test_set_epoch_and_skip_first_batches_go_on_bit_for_bit(kind, world, rng_types, tmp_path):
     settings = {"dataloader_config": DataLoaderConfiguration(**CASES[kind].how), "rng_types": rng_types}

@@ -117,11 +117,7 @@ def visit(loader, epochs, stop=None, checkpoint=None):
 
 @pytest.mark.parametrize("stop", [(0, 1), (1, 2)])
 @pytest.mark.parametrize(
-    ("kind", "world"),
-    [
-        *itertools.product(ORDERS, [1, 2, 3]),
-        *itertools.product(ON_ONE_PROCESS, [1]),
-    ],
+    ("kind", "world"), [*itertools.product(ORDERS, [1, 2, 3]), *itertools.product(ON_ONE_PROCESS, [1])]
 )
 def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world, stop):
     for rank in range(world):

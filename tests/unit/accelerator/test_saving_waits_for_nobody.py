@@ -16,12 +16,7 @@ from common.accelerator import Accelerator
 from common.accelerator.operations import RemoteError
 from common.accelerator.state import PartialState
 from common.accelerator.utils import ProjectConfiguration, gather_object, save_ids
-from common.accelerator.utils.checkpoint_folder import (
-    draft_of_this_rank,
-    publish_main_part,
-    publish_rank_part,
-    remove,
-)
+from common.accelerator.utils.checkpoint_folder import draft_of_this_rank, publish_main_part, publish_rank_part, remove
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -209,7 +204,11 @@ def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_ma
 
 
 def saved_in_two_micro_steps(_, folder: Path) -> int:
-    """The step that is loaded. The main process saves alone after one micro-step, and fails when all save after two."""
+    """The number of micro-steps in the checkpoint that is loaded.
+
+    rank 0: micro-step 1, save    micro-step 2, save that fails
+    rank 1: micro-step 1          micro-step 2, save
+    """
     run = Run(folder)
     accelerator = run.accelerator
     accelerator.gradient_accumulation_steps = 4
@@ -238,9 +237,12 @@ def test_parts_of_two_micro_steps_are_no_checkpoint(tmp_path):
 
 
 def saved_late(_, folder: Path) -> tuple:
-    """The steps and the checkpoints after four saves. Rank 1 ends its first one when the main process has made all.
+    """The steps and the checkpoints after four saves, each of which removes the checkpoint before.
 
-    Its second save fails, and uses up a number, because the main process has saved.
+        rank 0: save 0                  saves 1, 2 and 3
+        rank 1:         save 0 begins                     save 0 ends, save 1 fails, saves 2 and 3
+
+    The save that fails uses up a number, because the main process has saved.
     """
     store = dist.distributed_c10d._get_default_store()
     naming = {"automatic_checkpoint_naming": True, "total_limit": 1}
@@ -271,7 +273,13 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
 
 
 def test_a_rank_that_comes_early_and_fails_in_its_second_save_loses_no_part(tmp_path, monkeypatch):
-    """It ends its third save just when the main process is removing the empty folder of its first part."""
+    """This process takes the part of both ranks, in this order:
+
+    rank 1: saves its part of "first", and fails in the second save
+    rank 0: saves "first": it moves that part into the checkpoint, and is about to remove the empty folder
+    rank 1: saves its part of "third"
+    rank 0: removes the empty folder, and saves "third" with that part
+    """
     folder = tmp_path / "c"
     rmtree = shutil.rmtree
 

@@ -60,7 +60,6 @@ SHAPES = st.builds(
     even_batches=st.booleans(),
     drop_last=st.booleans(),
 )
-drawn = settings(max_examples=120, deadline=None)
 
 
 def seeded():
@@ -88,7 +87,7 @@ def loaders_of(sampler, shape):
     ]
 
 
-@drawn
+@settings(max_examples=120)
 @given(shape=SHAPES, order=st.sampled_from(sorted(samplers(1))), way=st.integers(0, 2))
 def test_each_real_sample_is_gathered_once_for_every_sampler(shape, order, way):
     # https://github.com/huggingface/accelerate/issues/1674 and /issues/226
@@ -107,14 +106,14 @@ def loaders_without_a_sampler(data, shape):
     )
 
 
-@drawn
+@settings(max_examples=120)
 @given(shape=SHAPES)
 def test_each_sample_of_a_stream_is_gathered_once(shape):
     loaders = loaders_without_a_sampler(Stream(range(shape.samples)), shape)
     assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))
 
 
-@drawn
+@settings(max_examples=120)
 @given(shape=SHAPES, kind=st.sampled_from([Numbers, Stream]), skips=st.lists(st.integers(0, 3), max_size=2))
 def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once(shape, kind, skips):
     # https://github.com/huggingface/accelerate/pull/4235: the padding stayed in after skip_first_batches.
@@ -150,7 +149,7 @@ def test_a_part_of_a_step_that_a_stream_skips_before_prepare_is_refused():
         played_loaders(2, lambda: skip_first_batches(DataLoader(Stream(range(10)), batch_size=2), 1))
 
 
-@drawn
+@settings(max_examples=120)
 @given(shape=SHAPES, kind=st.sampled_from([Numbers, SizedStream]), skip=st.integers(0, 3))
 def test_len_is_the_number_of_batches_also_of_streams_and_after_skipping(shape, kind, skip):
     # https://github.com/huggingface/accelerate/issues/4122

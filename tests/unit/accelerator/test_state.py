@@ -120,17 +120,6 @@ def test_cores_are_shared_out_unless_the_launcher_says_how_many_threads():
     assert on_ranks(2, count_threads, environment={"ACCELERATE_CPU_THREADS": "3"}) == [3, 3]
 
 
-@on_a_rank
-def count_threads_of_a_job():
-    return count_threads(PartialState(cpu=True))
-
-
-def test_a_job_on_a_rank_keeps_one_thread_and_gives_the_others_back(one_thread):
-    assert ranks(1).run(count_threads_of_a_job) == [1]
-    torch.set_num_threads(2)
-    assert count_threads_of_a_job() == 1 and torch.get_num_threads() == 2
-
-
 @pytest.fixture
 def two_gpus(monkeypatch):
     """Answers to what PartialState asks of CUDA and of torch.distributed, as with two GPUs. The calls are kept."""

@@ -49,10 +49,7 @@ def test_json_lines_hold_the_configuration_and_every_step(tmp_path):
     tracker.store_init_configuration({"lr": 0.1, "layers": [1, 2], "resume": None})
     tracker.log({"loss": torch.tensor(0.5), "accuracy": numpy.float32(0.25)}, step=3)
     path = tmp_path / "logs" / "run.jsonl"
-    expected = [
-        {"config": {"lr": 0.1, "layers": [1, 2], "resume": None}},
-        {"step": 3, "loss": 0.5, "accuracy": 0.25},
-    ]
+    expected = [{"config": {"lr": 0.1, "layers": [1, 2], "resume": None}}, {"step": 3, "loss": 0.5, "accuracy": 0.25}]
     assert rows(path) == expected, "on disk before finish"
     tracker.log({"worst": -math.inf, "note": "é\n"})
     tracker.finish()

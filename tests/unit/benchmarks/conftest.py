@@ -2,10 +2,22 @@
 
 import pytest
 
+from benchmarks.harness.options import CannotMeasure
+from benchmarks.harness.two_nodes import two_nodes
 from benchmarks.report import page_tables
 from benchmarks.your_network.spec import load
 from benchmarks.your_network.user_network import UserNetwork
 from tests.unit.benchmarks.example_networks import SENTENCES_SPEC
+
+
+@pytest.fixture(scope="session")
+def needs_two_nodes() -> None:
+    """The test is skipped where no two nodes can be made of network namespaces."""
+    try:
+        with two_nodes():
+            pass
+    except CannotMeasure as reason:
+        pytest.skip(str(reason))
 
 
 @pytest.fixture

@@ -107,14 +107,7 @@ def goyal() -> Case:
     buckets = fill_buckets(costs_of("ResNet-50").gradients, first=0, others=0)
     setup = training_on(buckets, 32 / seconds, 8, NVLINK_P100, gigabits=50)
     setup = replace(setup, backward_share=0.120 / seconds)
-    return Case(
-        "Goyal et al., ResNet-50, 8 to 256 GPUs",
-        efficiency=0.90,
-        batch=32,
-        gpus=256,
-        setup=setup,
-        baseline=8,
-    )
+    return Case("Goyal et al., ResNet-50, 8 to 256 GPUs", efficiency=0.90, batch=32, gpus=256, setup=setup, baseline=8)
 
 
 def nvidia() -> Iterator[Case]:
@@ -151,12 +144,7 @@ def li() -> Case:
     """
     setup = training_on(fill_buckets(costs_of("ResNet-50").gradients), 367, 8, GPUS["v100"].nvlink, gigabits=100)
     return Case(
-        "Li et al., ResNet-50, 256 GPUs",
-        efficiency=0.50,
-        batch=32,
-        gpus=256,
-        setup=setup,
-        inputs_are_published=False,
+        "Li et al., ResNet-50, 256 GPUs", efficiency=0.50, batch=32, gpus=256, setup=setup, inputs_are_published=False
     )
 
 

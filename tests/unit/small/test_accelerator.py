@@ -27,6 +27,7 @@ def make(split_batches: bool = True) -> Accelerator:
 
 def test_the_ten_samples_of_the_docstring_are_shared_as_it_says(accelerator):
     table = DataLoaderShard.__doc__.split("samples_in_step\n")[1].split("\n\n")[0]
+    # A line is "0 1 2 3     0 1       2 3       4": the batch, the samples of ranks 0 and 1, and how many are counted.
     rows = [[cell.split() for cell in line.strip().split("   ") if cell.strip()] for line in table.splitlines()]
     shown = {0: [row[1] for row in rows], 1: [row[2] for row in rows]}
     for rank, batches in shown.items():

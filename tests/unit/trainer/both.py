@@ -29,13 +29,11 @@ def same_on_both(script, folder, *args):
     return ours
 
 
-def make(library, folder, trainer_class=None, extra=None, **arguments):
+def make(library, folder, **arguments):
     """A Trainer of `library` that logs every step: 22 samples in batches of 8 (3 steps an epoch), 2 epochs, dropout."""
-    settings = {"num_train_epochs": 2, "logging_steps": 1} | arguments
-    model = seeded_net(dropout=0.3)
-    return make_trainer(
-        folder, model, train=22, evaluate=16, trainer_class=trainer_class, extra=extra, library=library, **settings
-    )
+    settings = {"model": seeded_net(dropout=0.3), "train": 22, "evaluate": 16}
+    settings |= {"num_train_epochs": 2, "logging_steps": 1} | arguments
+    return make_trainer(folder, library=library, **settings)
 
 
 def end(trainer) -> dict:

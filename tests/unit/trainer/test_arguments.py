@@ -4,11 +4,9 @@ Where transformers is installed, most are shown by a training on both libraries 
 otherwise than without the argument. Some have a test of their own.
 """
 
-import contextlib
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,7 +16,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
-from tests.states import forget_states
 from tests.toys import Net, Points
 from tests.unit.trainer.both import LIBRARIES, end, make, on_both, same_on_both
 from tests.unit.trainer.toy import Junk, accuracy, make_trainer, trained_weights, weights
@@ -105,11 +102,7 @@ def test_an_argument_changes_what_it_changes_in_transformers(change, tmp_path, t
 
 
 def test_arguments_of_loader_workers(tmp_path):
-    arguments = {
-        "dataloader_num_workers": 1,
-        "dataloader_persistent_workers": True,
-        "dataloader_prefetch_factor": 3,
-    }
+    arguments = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 3}
     trainer = make_trainer(tmp_path, evaluate=9, eval_strategy="epoch", num_train_epochs=2, **arguments)
     loader = trainer.get_train_dataloader()
     assert (loader.num_workers, loader.persistent_workers, loader.prefetch_factor) == (1, True, 3)
@@ -359,24 +352,13 @@ def test_the_defaults_are_those_of_transformers(tmp_path, transformers):
     assert ours == {name: theirs[name] for name in ours}
 
 
-WITH_NAMES = [
-    field.name for field in fields(TrainingArguments) if "str" in str(field.type) and field.default is not None
-]
+def test_none_is_what_it_is_in_transformers_where_that_takes_it(tmp_path, transformers, monkeypatch):
+    def script(library, folder):
+        args = library.Trainer(Net(), library.TrainingArguments(None, debug=None, use_cpu=True)).args
+        return args.output_dir, args.debug
 
-
-@pytest.mark.parametrize("name", WITH_NAMES)
-def test_none_for_a_name_is_what_it_is_in_transformers(name, tmp_path, transformers, monkeypatch):
-    """A name that transformers refuses as None is not compared."""
     monkeypatch.chdir(tmp_path)
-    values = {}
-    for module in LIBRARIES:
-        library = importlib.import_module(module)
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            args = library.TrainingArguments(**{"output_dir": "out", "use_cpu": True, name: None})
-            values[module] = getattr(library.Trainer(Net(), args).args, name)
-        forget_states()
-    ours, theirs = LIBRARIES
-    assert theirs not in values or values[ours] == values[theirs]
+    assert same_on_both(script, tmp_path) == ("trainer_output", [])
 
 
 def test_the_number_of_processes_is_known_before_the_group_is_made(tmp_path, monkeypatch):

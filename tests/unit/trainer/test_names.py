@@ -26,7 +26,7 @@ def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_p
             def _save(self, output_dir=None, state_dict=None):
                 super()._save(f"{output_dir}/inner", state_dict)
 
-        trainer = make(library, folder, Own)
+        trainer = make(library, folder, trainer_class=Own)
         args = trainer.args
         asked = [trainer.deepspeed, trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled, args.deepspeed]
         asked += [args.debug, args.local_rank, args.label_smoothing_factor, args.eval_do_concat_batches]
@@ -51,9 +51,9 @@ def test_an_override_of_save_writes_into_checkpoints_too(tmp_path):
                 torch.save(self.model.linear.bias, f"{output_dir}/head/bias.pt")
 
         saving = {"save_strategy": "steps", "save_steps": 2}
-        make(library, folder, Own, max_steps=4, **saving).train()
+        make(library, folder, trainer_class=Own, max_steps=4, **saving).train()
         forget_states()
-        resumed = make(library, folder, Own, max_steps=6, **saving)
+        resumed = make(library, folder, trainer_class=Own, max_steps=6, **saving)
         resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-4")
         return sorted(path.parts[-3] for path in Path(folder).rglob("bias.pt")), end(resumed)["weights"]
 
@@ -106,7 +106,9 @@ def test_overrides_of_evaluate_and_log_tell_the_callbacks_themselves(tmp_path):
                 self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
                 return metrics
 
-        trainer = make(library, folder, Own, {"callbacks": [Watch]}, eval_strategy="epoch", num_train_epochs=3)
+        trainer = make(
+            library, folder, trainer_class=Own, extra={"callbacks": [Watch]}, eval_strategy="epoch", num_train_epochs=3
+        )
         trainer.train()
         logged = end(trainer)
         trainer.evaluate()

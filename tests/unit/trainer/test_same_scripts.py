@@ -220,7 +220,7 @@ def test_the_loader_of_an_override_is_trained_on_in_its_order(name, accumulation
                 return LOADERS[name](22)
 
         limit = {"max_steps": 7} if name == "stream" else {}
-        return train(library, folder, Own, gradient_accumulation_steps=accumulation, **limit)
+        return train(library, folder, trainer_class=Own, gradient_accumulation_steps=accumulation, **limit)
 
     same_on_both(script, tmp_path)
 
@@ -237,7 +237,7 @@ def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
             get_test_dataloader = get_eval_dataloader
 
         settings = {"eval_strategy": "epoch", "per_device_eval_batch_size": 4}
-        trainer = make(library, folder, Own, extra={"train_dataset": Points(24)}, **settings)
+        trainer = make(library, folder, trainer_class=Own, extra={"train_dataset": Points(24)}, **settings)
         trainer.train()
         metrics = comparable(trainer.evaluate())
         output = trainer.predict(Points(24))
@@ -333,7 +333,7 @@ def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
                 return super().evaluation_loop(dataloader, description, *args, **kwargs)
 
         saving = {"save_strategy": "steps", "save_steps": 4}
-        trainer = make(library, folder, Own, weight_decay=0.5, eval_strategy="epoch", **saving)
+        trainer = make(library, folder, trainer_class=Own, weight_decay=0.5, eval_strategy="epoch", **saving)
         trainer.train()
         output = trainer.predict(Points(5))
         return calls, output.label_ids.tolist(), end(trainer)
@@ -351,7 +351,7 @@ def test_an_override_gives_the_optimizer_groups_of_its_own(optim, tmp_path):
                 self.optimizer = optimizer_class([{"params": [first], "lr": 0.5}, {"params": others}], **arguments)
                 return self.optimizer
 
-        return train(library, folder, TwoRates, optim=optim, max_steps=3, learning_rate=0.01)
+        return train(library, folder, trainer_class=TwoRates, optim=optim, max_steps=3, learning_rate=0.01)
 
     same_on_both(script, tmp_path)
 

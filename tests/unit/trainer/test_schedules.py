@@ -50,7 +50,9 @@ def test_learning_rates_are_those_of_transformers(name, warmup, total, transform
         theirs = rates(
             lambda optimizer, options=options: transformers.get_scheduler(name, optimizer, warmup, total, options)
         )
-        if theirs is not ZeroDivisionError:
+        if theirs is ZeroDivisionError:  # Ours is below.
+            assert name == "polynomial" and warmup == total
+        else:
             assert ours == theirs
 
 

@@ -30,7 +30,15 @@ def accuracy(prediction) -> dict:
 
 
 def make_trainer(
-    output_dir, model=None, train=40, evaluate=None, trainer_class=None, extra=None, library=common.trainer, **arguments
+    output_dir,
+    *,
+    model=None,
+    train=40,
+    evaluate=None,
+    trainer_class=None,
+    extra=None,
+    library=common.trainer,
+    **arguments,
 ):
     """A quiet Trainer that saves nothing unless told; `arguments` go to TrainingArguments, `extra` to the Trainer."""
     settings = {"save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
