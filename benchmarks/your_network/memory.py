@@ -115,9 +115,12 @@ def largest_batch(bytes_of: Callable[[int], int], limit: int) -> int:
     """
     fitting = 0
     too_many = SMALLEST_BATCH
-    while bytes_of(too_many) <= limit:
+    while (size := bytes_of(too_many)) <= limit:
         fitting = too_many
         too_many *= 2
+        # Twice the samples need at most twice the bytes. Of the numbers that therefore fit, only the last is tried.
+        while 2 * too_many * size <= limit * fitting:
+            too_many *= 2
         if fitting >= LARGEST_BATCH:
             raise StepFailed(f"a step of {fitting} samples needs no more memory than one of fewer")
     while fitting and too_many - fitting > max(fitting // 8, 1):
