@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import machine, records
-from benchmarks.harness.options import CannotMeasure, MeasureOptions, find_dataset
+from benchmarks.harness.level_runs import find_dataset
+from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.report import pictures
 from benchmarks.report.group_table import tables
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
