@@ -6,6 +6,7 @@ python -m benchmarks throughput overhead --record results
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def prepare_main_process(quick: bool) -> None:
     if quick:
         # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: a suite then removes its network namespaces
 
 
 def main(argv: list[str] | None = None) -> None:
