@@ -120,7 +120,7 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
         options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
         report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
     # For the verdict IN STEP: every script ends at level 00's weights.
-    scripts = report.levels | report.sharded  # of the same results: what is put into them here, the report holds
+    scripts = report.levels | report.sharded  # of the report's own results: what is put into them is in the report
     weights: dict[str, dict[str, Tensor]] = {}
     for script, result in scripts.items():
         begin_part(f"weights of {script}")

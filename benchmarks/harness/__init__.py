@@ -1,6 +1,6 @@
 """Parts that suites share.
 
-options                   what every suite is given, and the error of one that cannot run
+options                   options, batch sizes and time-out that suites share, and the error of one that cannot run
 paired                    turns, and what their samples say: medians, quartiles, intervals
 records                   the groups and files that suites write
 machine                   the machine that a record belongs to, its load, and the circumstances of a recording

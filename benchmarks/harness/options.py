@@ -1,4 +1,4 @@
-"""What every suite is given, its batches and time-outs, and the error of one that cannot run here."""
+"""The options, batch sizes and time-out that suites share, and the error of one that cannot run here."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ TIMEOUT_SECONDS = 900  # of a job on ranks: only one that hangs takes so long
 
 
 class MeasureOptions(NamedTuple):
-    """The size of a measurement."""
+    """What the caller of a suite chooses."""
 
     rounds: int  # how often the rows of a group take turns
     data_flags: tuple[str, ...]  # the levels' flags that name the dataset
