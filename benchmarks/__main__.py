@@ -6,13 +6,15 @@ python -m benchmarks throughput overhead --record results
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
 
 from benchmarks.harness import machine, records
-from benchmarks.harness.options import CannotMeasure, MeasureOptions, find_dataset
+from benchmarks.harness.level_runs import find_dataset
+from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.report import pictures
 from benchmarks.report.group_table import tables
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
@@ -56,6 +58,7 @@ def prepare_main_process(quick: bool) -> None:
     if quick:
         # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: a suite then removes its network namespaces
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.harness import level_runs, machine, records
 from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, MeasureOptions
-from benchmarks.harness.rows import BASELINE, REPLICATED
+from benchmarks.harness.rows import BASELINE, DATA_PARALLEL, DDP
 from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
 from benchmarks.report.verdicts import verdicts
@@ -120,7 +120,7 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
         options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
         report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
     # For the verdict IN STEP: every script ends at level 00's weights.
-    scripts = report.levels | report.sharded  # of the same results: what is put into them here, the report holds
+    scripts = report.levels | report.sharded  # of the report's own results: what is put into them is in the report
     weights: dict[str, dict[str, Tensor]] = {}
     for script, result in scripts.items():
         begin_part(f"weights of {script}")
@@ -135,8 +135,8 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
     for script, result in scripts.items():
         begin_part(f"memory of {script}")
         result["simulated_peak_memory"] = simulate_memory(script, settings)
-    networks = list(memory.NETWORKS) if settings.full else ["basic_net", "big_output"]
-    wrappers = memory.ALL_WRAPPERS if settings.full else memory.WRAPPERS
+    networks = memory.NETWORKS if settings.full else ("basic_net", "big_output")
+    wrappers = memory.WRAPPERS if settings.full else (DATA_PARALLEL, DDP)
     for devices in memory.DEVICES:
         begin_part(f"memory on {devices} devices")
         report.memory += [asdict(row) for row in memory.rows_on(devices, networks, wrappers)]
@@ -186,12 +186,7 @@ def run_script(script: str, world_size: int, flags: list[str]) -> dict:
 
 def flags_of(script: str, settings: Settings) -> list[str]:
     """The flags of a script for the first of the global batches, which its devices share."""
-    flags = ["--batch-size", str(settings.batch_sizes[0]), *settings.data_flags]
-    if script == REPLICATED:
-        flags += ["--replicas", str(settings.world_size)]
-    if script == ladder.MESH:
-        flags += ["--tensor", "1" if settings.world_size % 2 else "2"]
-    return flags
+    return [*level_runs.flags_on(script, settings.world_size, settings.batch_sizes[0]), *settings.data_flags]
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ and its rows take turns.
 import pytest
 import torch
 
-from benchmarks.harness.level_runs import Configuration, Steps
-from benchmarks.harness.options import find_dataset
+from benchmarks.harness.configurations import Configuration, Steps
+from benchmarks.harness.level_runs import find_dataset
 from benchmarks.suites.throughput import strong_scaling
 from common.data.synthetic import SIZES
 

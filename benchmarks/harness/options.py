@@ -1,17 +1,13 @@
-"""The options and the batches of suites, the time-out of a job, and the error of a suite that cannot run here."""
+"""The options, batch sizes and time-out that suites share, and the error of one that cannot run here."""
 
-import os
-from pathlib import Path
 from typing import NamedTuple
-
-from common.data import mnist_on_disk
 
 BATCH_SIZES = (64, 256)  # --quick, and a comparison without --full, have the first alone
 TIMEOUT_SECONDS = 900  # of a job on ranks: only one that hangs takes so long
 
 
 class MeasureOptions(NamedTuple):
-    """The size of a measurement."""
+    """What the caller of a suite chooses."""
 
     rounds: int  # how often the rows of a group take turns
     data_flags: tuple[str, ...]  # the levels' flags that name the dataset
@@ -20,11 +16,3 @@ class MeasureOptions(NamedTuple):
 
 class CannotMeasure(RuntimeError):
     """This machine lacks what the suite needs; the message says what."""
-
-
-def find_dataset() -> tuple[str, ...]:
-    """The levels' flags for MNIST if it is on disk, else for the synthetic digits; nothing is downloaded."""
-    root = Path(os.environ.get("MNIST_ROOT", "data")).resolve()
-    if mnist_on_disk(root):
-        return ("--dataset", "mnist", "--data-dir", str(root))
-    return ("--dataset", "synthetic")

@@ -57,12 +57,7 @@ def group(
     facts: dict[str, dict] | None = None,
     pairs: Sequence[Pair] = (),
 ) -> dict:
-    """The record of one group.
-
-    Args:
-        samples: of `benchmarks.harness.paired.take_turns`.
-        facts: of each row, what else to keep.
-    """
+    """The record of one group, from the samples of `take_turns`; `facts` are what else to keep of each row."""
     rows = {}
     for row, values in samples.items():
         facts_of_row = facts[row] if facts else {}

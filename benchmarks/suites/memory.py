@@ -4,7 +4,7 @@ Three steps of AdamW at the same global batch, with the wrappers that levels 01 
 its device by `common.memory`; DDP's ranks are real processes, each accounted for by itself.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,6 @@ from common.small.data_parallel import EmulatedDataParallel
 
 STEPS = 3  # From the second on the optimizer has its state, and DDP its final buckets.
 DEVICES = (2, 4, 8)
-WRAPPERS = (DATA_PARALLEL, DDP)
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Wrapper:
     foreach: bool = False
 
 
-ALL_WRAPPERS = {
+WRAPPERS = {
     DATA_PARALLEL: Wrapper(EmulatedDataParallel, has_ranks=False),
     DDP: Wrapper(DistributedDataParallel),
     FOREACH: Wrapper(DistributedDataParallel, foreach=True),
@@ -128,9 +127,9 @@ def train(network: ReferenceNetwork, device: torch.device, wrapper: Wrapper, dev
 
 def peaks_of_process(network: str, wrapper: str, devices: int) -> list[dict[str, int]]:
     """The bytes in each category at the peak of each of this process's devices. Names are keys of the tables above."""
-    context = process_group("gloo") if ALL_WRAPPERS[wrapper].has_ranks else nullcontext()
+    context = process_group("gloo") if WRAPPERS[wrapper].has_ranks else nullcontext()
     with context, track_replicas() as tracker:
-        train(NETWORKS[network], torch.device("cpu"), ALL_WRAPPERS[wrapper], devices)
+        train(NETWORKS[network], torch.device("cpu"), WRAPPERS[wrapper], devices)
     return list(tracker.peaks().values())
 
 
@@ -146,11 +145,11 @@ class MemoryRow:
     peaks: list[dict[str, int]]
 
 
-def rows_on(devices: int, names: list[str], wrappers: Iterable[str] = WRAPPERS) -> list[MemoryRow]:
+def rows_on(devices: int, names: Collection[str], wrappers: Collection[str]) -> list[MemoryRow]:
     """A row for each network and wrapper."""
     rows = []
     for wrapper in wrappers:
-        processes = ranks(devices if ALL_WRAPPERS[wrapper].has_ranks else 1, on_cpu=True)
+        processes = ranks(devices if WRAPPERS[wrapper].has_ranks else 1, on_cpu=True)
         for name in names:
             network = NETWORKS[name]
             by_process = processes.run(peaks_of_process, name, wrapper, devices, timeout=TIMEOUT_SECONDS)

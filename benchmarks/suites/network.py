@@ -9,7 +9,7 @@ from functools import partial
 from itertools import product
 
 from benchmarks.harness import level_runs, records
-from benchmarks.harness.level_runs import Configuration, Steps
+from benchmarks.harness.configurations import Configuration, Steps
 from benchmarks.harness.node_ranks import NodeRanks, ranks_on
 from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, Samples, take_turns

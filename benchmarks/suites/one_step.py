@@ -3,10 +3,11 @@
 from functools import partial
 from itertools import chain
 
+from benchmarks.harness.configurations import Configuration, Steps
 from benchmarks.harness.lanes.record_level import record_level
 from benchmarks.harness.lanes.spans import RecordedStep
 from benchmarks.harness.lanes.typical_steps import record_in_turns
-from benchmarks.harness.level_runs import Configuration, Steps, processes_of
+from benchmarks.harness.level_runs import processes_of
 from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS
 from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED

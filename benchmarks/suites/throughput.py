@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from benchmarks.harness import records
-from benchmarks.harness.level_runs import Configuration, Steps, row_name
+from benchmarks.harness.configurations import Configuration, Steps, row_name
 from benchmarks.harness.options import BATCH_SIZES, MeasureOptions
 from benchmarks.harness.paired import WARM_UP_STEPS, take_turns
 from benchmarks.harness.records import Pair

@@ -13,30 +13,19 @@ START_SECONDS = 8.4e-6
 
 
 class Link(NamedTuple):
-    """A way for messages.
+    """A way for messages."""
 
-    Attributes:
-        latency: seconds for one message, however small it is.
-        bandwidth: bytes per second in each direction, at the same time.
-    """
-
-    latency: float
-    bandwidth: float
+    latency: float  # seconds for one message, however small it is
+    bandwidth: float  # bytes per second in each direction, at the same time
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The links of GPUs in nodes.
-
-    Attributes:
-        gpus_per_node: GPUs of one node, which share its link to the other nodes.
-        inner: the link of one GPU to the others of its node.
-        between: the link of one whole node to the other nodes.
-    """
+    """The links of GPUs in nodes."""
 
     gpus_per_node: int
-    inner: Link
-    between: Link
+    inner: Link  # of one GPU to the others of its node
+    between: Link  # of one whole node, whose GPUs share it, to the other nodes
 
 
 def seconds_of_all_reduce(cluster: Cluster, size: int, gpus: int) -> float:

@@ -115,11 +115,16 @@ def largest_batch(bytes_of: Callable[[int], int], limit: int) -> int:
     """
     fitting = 0
     too_many = SMALLEST_BATCH
-    while bytes_of(too_many) <= limit:
+    while (size := bytes_of(too_many)) <= limit:
         fitting = too_many
-        too_many *= 2
         if fitting >= LARGEST_BATCH:
             raise StepFailed(f"a step of {fitting} samples needs no more memory than one of fewer")
+        too_many *= 2
+        # Twice the samples need at most twice the bytes, unless each is compared with each. Of the numbers that should
+        # therefore fit only the last is tried, up to 16 times as many: far more might not even be allocated.
+        should_fit = min(limit // size, 16) * fitting
+        while 2 * too_many <= should_fit:
+            too_many *= 2
     while fitting and too_many - fitting > max(fitting // 8, 1):
         middle = (fitting + too_many) // 2
         if bytes_of(middle) <= limit:

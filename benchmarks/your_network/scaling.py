@@ -54,15 +54,10 @@ class NetworkCosts:
 
 
 class Bucket(NamedTuple):
-    """Gradients that one all-reduce sends.
+    """Gradients that one all-reduce sends."""
 
-    Attributes:
-        size: bytes.
-        ready: the part of backward that is done when the last of them is there.
-    """
-
-    size: int
-    ready: float
+    size: int  # bytes
+    ready: float  # the part of backward that is done when the last of them is there
 
 
 @dataclass(frozen=True)

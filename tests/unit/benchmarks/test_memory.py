@@ -29,7 +29,7 @@ WEIGHTS = INPUTS * OUTPUTS * FLOAT
 
 def _peaks(wrapper: str, devices: int) -> list[dict]:
     with track_replicas() as tracker:
-        memory.train(LINEAR, torch.device("cpu"), memory.ALL_WRAPPERS[wrapper], devices)
+        memory.train(LINEAR, torch.device("cpu"), memory.WRAPPERS[wrapper], devices)
     return list(tracker.peaks().values())
 
 
@@ -95,7 +95,7 @@ def test_basic_net_is_accounted_for_as_level_01_is():
 
 @pytest.mark.slow
 def test_only_data_parallel_is_uneven_and_fsdp_lowers_what_ddp_evens():
-    rows = {row.wrapper: row for row in memory.rows_on(4, ["basic_net"], memory.ALL_WRAPPERS)}
+    rows = {row.wrapper: row for row in memory.rows_on(4, ["basic_net"], memory.WRAPPERS)}
     for wrapper, row in rows.items():
         uneven = imbalance(totals(row.peaks))
         assert uneven > 1.5 if wrapper == DATA_PARALLEL else uneven <= MOST_IMBALANCE, wrapper
@@ -106,7 +106,7 @@ def test_only_data_parallel_is_uneven_and_fsdp_lowers_what_ddp_evens():
 
 
 def test_gathered_outputs_hurt_the_first_device():
-    for_dp, for_ddp = memory.rows_on(2, ["big_output"])
+    for_dp, for_ddp = memory.rows_on(2, ["big_output"], (DATA_PARALLEL, DDP))
     for row, wrapper in ((for_dp, DATA_PARALLEL), (for_ddp, DDP)):
         assert row.wrapper == wrapper and [list(peak) for peak in row.peaks] == [list(CATEGORIES)] * 2
     assert imbalance(totals(for_ddp.peaks)) <= 1.01 and imbalance(totals(for_dp.peaks)) > 2
@@ -119,7 +119,7 @@ def test_gathered_outputs_hurt_the_first_device():
 @pytest.mark.parametrize("network", ["big_output", "basic_net"])
 def test_the_accounting_agrees_with_the_allocator_of_a_gpu(network):
     """Workspaces of the libraries are left out: cuBLAS keeps one, cuDNN takes one during a convolution."""
-    train = partial(memory.train, NETWORKS[network], torch.device("cuda"), memory.ALL_WRAPPERS[DATA_PARALLEL], 1)
+    train = partial(memory.train, NETWORKS[network], torch.device("cuda"), memory.WRAPPERS[DATA_PARALLEL], 1)
     with torch.backends.cudnn.flags(enabled=False):
         train()  # libraries take what they keep
         gc.collect()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.harness.level_runs import Configuration, Steps
+from benchmarks.harness.configurations import Configuration, Steps
 from benchmarks.harness.rows import BASELINE
 from benchmarks.suites import throughput
 from common import ladder
@@ -37,8 +37,7 @@ def test_strong_scaling_keeps_the_global_batch_and_weak_scaling_the_share(no_gpu
 
 
 def test_a_row_on_a_device_asks_its_level_for_that_devices_cores():
-    on_a_device = Configuration("02_ddp_raw", 2, 64, 3)
-    assert on_a_device.argv(Steps(2, 3))[-2:] == ["--cores-per-device", "3"]
+    assert Configuration("02_ddp_raw", 2, 64, 3).argv(Steps(2, 3))[-2:] == ["--cores-per-device", "3"]
 
 
 @pytest.mark.parametrize(("seconds", "counted"), [(20e-3, 25), (1.0, 2), (1e-6, SIZES["train"] // 256 // 2)])
