@@ -83,15 +83,17 @@ def _wait(ranks: list[Rank], patience: float) -> None:
         if newest != state:
             state = newest
             changed = time.monotonic()
-        if has_crashed:  # the others may wait for that rank in vain
-            limit = SECONDS_AFTER_A_CRASH
-        elif any(_last_progress(rank) is None for rank in running):
-            limit = max(patience, SECONDS_TO_START)
-        else:
-            limit = patience
-        if time.monotonic() - changed > limit:
+        if time.monotonic() - changed > _limit(has_crashed, running, patience):
             return
         time.sleep(POLL_SECONDS)
+
+
+def _limit(has_crashed: bool, running: list[Rank], patience: float) -> float:
+    if has_crashed:  # the others may wait for that rank in vain
+        return SECONDS_AFTER_A_CRASH
+    if any(_last_progress(rank) is None for rank in running):
+        return max(patience, SECONDS_TO_START)
+    return patience
 
 
 def _last_progress(rank: Rank) -> int | None:
@@ -134,4 +136,5 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
         end.reason = "crash"
         cause = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
         end.text = f"{when}{cause}: last printed: {record.last_printed}"
+    # Else the reason stays as noted: a crash, "steps" or "finished", and None after os._exit(0).
     return record

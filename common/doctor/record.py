@@ -109,7 +109,7 @@ class End:
     stopped   the doctor ended it, because no rank made progress
     """
 
-    reason: Reason | None = None  # None while it runs
+    reason: Reason | None = None  # None while it runs, and if it has left by `os._exit(0)`
     # After a crash one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
     text: str = ""
     after_last_line: bool = False  # True if it crashed once the script had come to its last line

@@ -21,6 +21,8 @@ def check_end(records: list[Record], patience: float) -> Answer:
         if "crash" not in reasons:
             positions = f"no rank made progress for {patience:g} s: {positions}"
         return why_ranks_wait(records, positions)
+    if None in reasons:
+        return NotExamined(f"rank {reasons.index(None)} left by os._exit, and was not seen after its last record")
     if "steps" in reasons:
         return NotExamined("--steps ended it")
     return Right()

@@ -14,6 +14,7 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
     0 2 4    1 3 5    right
     0 … 5    0 … 5    right: each rank evaluates all
     0 … 3    0 … 3    found: the last batches were dropped
+    0 2 4    2 5 1    not examined: 2 is in no last batch, as padding would be, so each rank may draw its own samples
     0 2 4    1 3 0    found: 0 is read twice, and 5 never
     0 2      1 3      found: the last batches were dropped, unless another evaluation reads 4 and 5, and nothing else
     0 2 4 0  1 3 5 1  not examined: the script may drop the padding, or draw the samples with replacement
@@ -48,17 +49,21 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
         return NotExamined("a rank repeats samples of its own: they are padding, or drawn with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     each_evaluates_all = all(set(share) == set(shares[0]) for share in shares)
-    read_by_several = [number for number, ranks in readers.items() if ranks > 1]
-    repeated = 0 if each_evaluates_all else len(read_by_several)
-    last_batches = sum(epoch.batches[-1].size for epoch in epochs)
+    read_by_several = {sample for sample, ranks in readers.items() if ranks > 1}
+    repeated = set() if each_evaluates_all else read_by_several
+    last_batches = list(chain.from_iterable(epoch.batches[-1].samples for epoch in epochs))
+    if not repeated.issubset(last_batches):
+        return NotExamined("several ranks read a sample that is in no last batch: it is not padding")
     unread = _expected_numbers(epochs) - readers.keys()
-    dropped = _without_the_rest(unread, epochs[0].size, of_ranks)
-    if len(dropped) > last_batches:  # a part is evaluated on purpose
-        dropped = set()
+    # But for the rest: if evaluation 0 reads 0 to 3, evaluation 1 may read 4 and 5.
+    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.size == epochs[0].size]
+    never_read = unread.difference(*[samples for samples in others if samples <= unread])
+    is_a_part_on_purpose = len(never_read) > len(last_batches)
+    dropped = set() if is_a_part_on_purpose else never_read
     if not repeated and not dropped:
         return Right()
     return Finding(  # filled up, or the last batches were dropped
-        f"{repeated} of {len(readers) + len(dropped)} samples are read more than once, {len(dropped)} never, "
+        f"{len(repeated)} of {len(readers) + len(dropped)} samples are read more than once, {len(dropped)} never, "
         f"in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
@@ -70,12 +75,6 @@ def _expected_numbers(epochs: tuple[Epoch, ...]) -> set[int]:
     numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
     whole = range(epochs[0].size)
     has_own_parts = any(epoch.numbers != epochs[0].numbers for epoch in epochs)
-    if has_own_parts and len(whole) - len(numbers) < len(epochs):  # equal parts were cut, and the rest dropped
+    if has_own_parts and len(whole) - len(numbers) < len(epochs):  # 65 samples in two Subsets of 32: one is dropped
         numbers.update(whole)
     return numbers
-
-
-def _without_the_rest(unread: set[int], size: int, of_ranks: list[list[Epoch]]) -> set[int]:
-    """The unread samples, but for those of an evaluation that reads only such samples."""
-    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.size == size]
-    return unread.difference(*[samples for samples in others if samples <= unread])

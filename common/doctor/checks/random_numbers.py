@@ -14,7 +14,7 @@ def check_draws(records: list[Record]) -> Answer:
         same = sum(len(set(states)) < len(states) for states in draws)
         if draws and same == len(draws):
             return Finding(
-                f"the first {same} {source} drew the same numbers on two ranks ({generator})",
+                f"the first {same} {source} after a step drew the same numbers on two ranks ({generator})",
                 "seed with seed + rank once the network is built",
                 pitfall="same_random_numbers",
             )

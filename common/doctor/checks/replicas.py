@@ -25,15 +25,11 @@ def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
     first = next((step for step, differences in by_step.items() if differences), None)
     if first is None:
         return Right()
-    later = [networks[0].weights[step] for step in by_step if step > first and not by_step[step]]
-    if any(map(_are_finite, later)):
+    later = [networks[0].weights[step].values() for step in by_step if step > first and not by_step[step]]
+    # Ranks that differed may all end in nans, which are equal and wrong.
+    if later and all(tensor.isfinite().all() for tensor in later[0]):
         return Right()  # they are equal again, as where only every n-th step averages the weights
     return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, records)
-
-
-def _are_finite(weights: Tensors) -> bool:
-    """False if a number is a nan or infinite: ranks that differed may all end in nans, which are equal and wrong."""
-    return all(tensor.isfinite().all() for tensor in weights.values())
 
 
 def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Answer:
@@ -54,7 +50,7 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     if not any(network.wrapped for network in networks):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
-            "wrap it, and train the wrapper: that copies rank 0's weights, and averages the gradients",
+            "wrap it, and train the wrapper, or average the weights (seen if that is every 64 steps or more often)",
             pitfall="forward_through_module",
         )
     if not all(map(have_same_rates, corresponding_steps(records))):

@@ -1,21 +1,4 @@
-"""`Record.epochs`: each sample trains on one rank, and each epoch has an order of its own.
-
-    each rank reads                                                           training samples
-    the same samples as the ranks that share its layers (tensor parallelism)  not examined
-    a part of a stream without numbers                                        not examined
-    all samples of such a stream                                              found
-    fewer than two batches                                                    not examined
-    samples that are drawn with replacement                                   not examined
-    a part of one order                                                       right
-    an order of its own, of data of its own                                   not examined
-    all samples, and trains on one or more parts of each batch                not examined
-    all samples in one order                                                  found
-    an order of its own, but few samples that another rank has read           not examined
-    another rank's part too, or a part of an order that repeats samples       not examined
-    an order of its own                                                       found
-
-The rows are in the code's order. Samples are compared by their numbers, and if that is not enough by their contents.
-"""
+"""`Record.epochs`: each sample trains on one rank, and each epoch has an order of its own."""
 
 from collections import Counter
 from itertools import chain, groupby, pairwise
@@ -37,11 +20,23 @@ def check_training_samples(records: list[Record]) -> Answer:
 
 
 def are_dealt_out(epochs: tuple[Epoch, ...]) -> bool:
-    """True if each rank has read a part of one order in an epoch."""
+    """True if each rank has read a part of one order, which is the only right answer. The number plays no part."""
     return isinstance(_epoch(0, epochs), Right)
 
 
 def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
+    """The answer about an epoch, from what each rank reads. Each row is one return below.
+
+    samples without numbers                                          that of `_by_contents`
+    fewer than two batches                                           not examined
+    samples that are drawn with replacement                          not examined
+    a part of one order                                              right
+    an order of its own, of data of its own                          not examined
+    all samples in one order                                         that of `_one_order`
+    an order of its own, but few samples that another rank has read  not examined
+    samples that are dealt out several times                         not examined
+    an order of its own                                              found
+    """
     if not are_numbered_alike(epochs):
         return _by_contents(number, epochs)
     # The last batch may be filled up with samples of the beginning.
@@ -58,21 +53,26 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     pairs = [pair for other in others for pair in read_twice([first], [other])]
     if pairs and not are_same_samples(pairs):  # an order of its own, of data of its own
         return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
-    if all(other.samples == first.samples for other in others):
+    if all(other.samples == first.samples for other in others):  # all samples in one order
         return _one_order(number, epochs)
-    if shared < MIN_SAMPLES:  # as with a sampler that starts anew before its end
+    if shared < MIN_SAMPLES:  # few, as with a sampler that starts anew before its end
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
-    parts = dict.fromkeys(map(tuple, shares))  # A, B for four ranks with A, A, B, B or with A, B, A, B
-    order = list(chain.from_iterable(zip(*parts, strict=False)))
-    distinct = len(set(order))
-    comes_in_runs = len(list(groupby(order))) == distinct  # the order is 7 7 7 2 2 2 …
-    if comes_in_runs and distinct > len(shares[0]):  # no rank has all samples
+    if _are_dealt_out_several_times(shares):
         return NotExamined("each sample was dealt out several times: repeated augmentation, or too few replicas")
     return Finding(  # an order of its own
         f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}",
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
         pitfall="different_orders",
     )
+
+
+def _are_dealt_out_several_times(shares: list[list[int]]) -> bool:
+    """True if four ranks have read every fourth sample of 7 7 7 2 2 2 …, or two parts, as A, B, A, B or A, A, B, B."""
+    parts = dict.fromkeys(map(tuple, shares))  # A, B
+    order = list(chain.from_iterable(zip(*parts, strict=False)))
+    distinct = len(set(order))
+    comes_in_runs = len(list(groupby(order))) == distinct
+    return comes_in_runs and distinct > len(shares[0])  # else a rank has all samples
 
 
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
@@ -87,7 +87,7 @@ def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     for epoch in epochs:
         # Two forwards of half a batch may be those of two networks with the same half, so they are not added up.
         whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) >= batch.size]
-        if len(whole) < len(epoch.batches) - 1:  # a script may read one batch ahead, or a last one in vain
+        if len(whole) < len(epoch.batches) - 1:  # one batch may be read ahead (`batch_in_use`), or a last one in vain
             return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")
     count = sum(batch.size for batch in epochs[0].batches)
     return Finding(
@@ -119,6 +119,6 @@ def _order(rank: int, earlier: Epoch, later: Epoch) -> Answer:
         return Right()
     return Finding(
         f"two epochs have the same order of {length} samples on rank {rank}",
-        "call `sampler.set_epoch(epoch)` before each epoch",
+        "call `sampler.set_epoch(epoch)` before each epoch, unless the order is fixed on purpose, as by length",
         pitfall="set_epoch_forgotten",
     )

@@ -1,5 +1,5 @@
-"""The observers of one rank. Each notes what the script does with a part of torch, and leaves the judgement to the
-checks, but for what only the rank can see: `clippings`, `changed`, `past_wrapper`. The other modules here help them.
+"""The observers of one rank. Each notes what the script does with a part of torch. The checks judge it, but for what
+only the rank can see, as `clippings`, `changed` and `trained_in_no_optimizer`. The other modules here help them.
 
     observer    of what                     by
     loaders     samples and epochs          wrappers of a DataLoader's iterator
@@ -11,8 +11,8 @@ checks, but for what only the rank can see: `clippings`, `changed`, `past_wrappe
     heartbeat   the script's line           a thread that looks every 0.2 s
 
 A wrapper (`Recorder.wrap`) calls the original and changes neither its arguments nor its result. torch has no hook for
-DataLoaders, so `loaders` wraps the methods of the private class `_BaseDataLoaderIter`; a torch that renames them makes
-the start fail at once, and not the findings wrong. The process ends with the script, so nothing is taken out of torch.
+DataLoaders, so `loaders` wraps the methods of the private class `_BaseDataLoaderIter`; with a torch that renames them
+the start fails. Nothing is taken out of torch again: the process ends with the script.
 """
 
 import os

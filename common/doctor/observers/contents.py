@@ -13,7 +13,7 @@ VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor) and batch.dim():
+    if isinstance(batch, Tensor) and batch.dim() and batch.layout == torch.strided:  # a sparse one has no rows
         yield batch
     elif hasattr(batch, "items"):  # a dict, or what a tokenizer returns
         for _, part in batch.items():
@@ -23,22 +23,26 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
 
 
-def contents(batch: Any) -> list[Content]:
-    """For each sample a fingerprint of each of its tensors: labels stay where images are augmented."""
+def contents(batch: Any, count: int) -> list[Content]:
+    """For each of `count` samples a fingerprint of each of its tensors: labels stay where images are augmented."""
+    parts = batch if isinstance(batch, list | tuple) else []
+    lists = [part for part in parts if isinstance(part, list | tuple) and len(part) == count]
+    if parts and len(lists) == len(parts):  # a list of images of different sizes, and a list of their targets
+        samples = zip(*lists, strict=True)
+        found = [tuple(map(_fingerprint, tensors_in(sample))) for sample in samples]
+        return found if all(found) else []
     columns: list[list[int]] = []
     for tensor in tensors_in(batch):
-        if columns and len(tensor) != len(columns[0]):
-            continue  # it is of the batch, and not of its samples
-        rows = tensor.detach().unsqueeze(-1).flatten(start_dim=1)
-        stride = max(1, rows.shape[1] // VALUES_PER_TENSOR)
-        spread = rows[:, ::stride].cpu()
-        columns.append([_fingerprint(row) for row in spread])
+        count = count or len(tensor)  # in a stream the first tensor counts the samples
+        if len(tensor) == count:  # else it is of the batch, and not of its samples
+            columns.append([_fingerprint(row) for row in tensor])
     return list(zip(*columns, strict=True))
 
 
 def _fingerprint(row: Tensor) -> int:
-    values = row
-    if len(row) > 1 and row.dtype in (torch.int32, torch.int64):
-        values = row[row > 0]  # without the 0 or -100 that fill up a text in a batch of longer ones
-    raw_bytes = values.contiguous().view(torch.uint8)
+    values = row.detach().flatten()
+    if len(values) > 1 and row.dtype in (torch.int32, torch.int64):
+        values = values[values > 0]  # without the 0 or -100 that fill up a text in a batch of longer ones
+    stride = max(1, len(values) // VALUES_PER_TENSOR)
+    raw_bytes = values[::stride].cpu().contiguous().view(torch.uint8)
     return zlib.crc32(raw_bytes.numpy().tobytes())

@@ -25,9 +25,9 @@ def states(device: torch.device) -> dict[str, int]:
 
 
 def note_draws(record: Record, source: str, before: dict[str, int], device: torch.device) -> None:
-    """Record the generators that have drawn since they had the states `before`."""
+    """Record the generators that have drawn since the states `before`. Until the first step lazy layers draw alike."""
     of_source = [draws for (drawer, _), draws in record.draws.items() if drawer == source]
-    if not before or sum(map(len, of_source)) >= MAX_DRAWS:
+    if not record.steps or not before or sum(map(len, of_source)) >= MAX_DRAWS:
         return
     now = states(device)
     for generator, state in before.items():

@@ -33,8 +33,9 @@ def _watch(recorder: Recorder, progress: Path, script: Path, script_thread: int)
     record = recorder.record
     doctor = os.getppid()
     events = -1  # the number of them at the last progress
+    interval = INTERVAL
     while os.getppid() == doctor:
-        time.sleep(INTERVAL)
+        time.sleep(interval)
         with recorder.lock:
             line = script_line(sys._current_frames().get(script_thread), script)
             if record.end.reason is not None or line is None:
@@ -44,8 +45,10 @@ def _watch(recorder: Recorder, progress: Path, script: Path, script_thread: int)
                 record.waits_in = ""
                 progress.touch()
             elif record.waits_in != line:  # no progress since the last look: it may hang
+                started = time.thread_time()
                 record.waits_in = line
                 recorder.write()
+                interval = max(INTERVAL, 5 * (time.thread_time() - started))  # a long record slows the script down
     os._exit(1)  # nobody will read the record
 
 

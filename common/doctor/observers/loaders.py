@@ -54,7 +54,10 @@ class LoaderObserver:
     def batch_in_use(self) -> Batch | None:
         """The batch that a forward is with: the newest one, while its loader is read.
 
-        Afterwards there is none, but for the first forward with an only batch, as of `next(iter(loader))`.
+        for batch in loader       its own batch
+        look-ahead (accelerate)   the batch after its own; none for the last forward, since the loader has been read
+        the same, with one batch  its own batch, since no forward was with it
+        next(iter(loader))        its own batch; none for a second forward
         """
         if self._newest is None:
             return None
@@ -87,10 +90,11 @@ class LoaderObserver:
         if not epoch.batches and len(self._record.epochs) < MAX_EPOCHS:
             self._record.epochs.append(epoch)
         samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
-        found = contents(batch) if reading.fingerprints < MAX_FINGERPRINTS else []
-        reading.fingerprints += len(found)
-        epoch.batches.append(Batch(samples, found, len(self._record.steps), len(self._record.collectives)))
+        epoch.batches.append(Batch(samples, [], len(self._record.steps), len(self._record.collectives)))
         self._newest = reading
+        if reading.fingerprints < MAX_FINGERPRINTS:
+            epoch.batches[-1].contents = contents(batch, len(samples))
+        reading.fingerprints += len(epoch.batches[-1].contents)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:
         if isinstance(error, StopIteration):
@@ -100,7 +104,7 @@ class LoaderObserver:
 def _epoch(loader: DataLoader) -> Epoch:
     epoch = Epoch(id(loader.dataset), size=None)
     dataset: Any = loader.dataset
-    with contextlib.suppress(TypeError):  # an iterable data set has no length
+    with contextlib.suppress(Exception):  # an iterable data set has no length, and the script's own may raise anything
         epoch.numbers = range(len(dataset))
         while isinstance(dataset, Subset):
             epoch.numbers = [int(dataset.indices[number]) for number in epoch.numbers]
@@ -111,6 +115,7 @@ def _epoch(loader: DataLoader) -> Epoch:
 
 def _samples(asked: Any, dataset: Any, epoch: Epoch) -> list[int]:
     """The numbers of a batch in the whole data set; empty where a data set has none."""
+    asked = asked.tolist() if hasattr(asked, "tolist") else asked  # a sampler may give tensors or arrays
     if not isinstance(asked, list | tuple):
         asked = [asked]
     try:

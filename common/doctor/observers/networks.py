@@ -18,7 +18,7 @@ from common.doctor.observers.recorder import Recorder
 from common.doctor.observers.tensors import identities, is_part, is_split, some_statistics, some_weights
 from common.doctor.record import Network
 
-EACH_STEP_UNTIL = 16  # weights are noted after each step up to this one, then after every power of two
+EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, so an average every n <= 64 steps is seen
 
 
 class Forward(NamedTuple):

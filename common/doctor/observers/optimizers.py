@@ -37,7 +37,7 @@ class OptimizerObserver:
             return  # a ZeroRedundancyOptimizer: the optimizer of its part has made the step
         rates = []
         for group in optimizer.param_groups:
-            rate = group["lr"]
+            rate = group.get("lr")
             is_unknown = rate is None or math.isnan(rate)
             rates.append(None if is_unknown else float(rate))
         forwards = sum(network.forwards for network in self._record.networks)

@@ -9,7 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.doctor.record import Tensors
 
-VALUES_PER_TENSOR = 512  # so many are noted, spread over the tensor
+VALUES_PER_TENSOR = 128  # so many are noted, spread over the tensor
 
 
 def identities(module: nn.Module) -> dict[str, tuple]:

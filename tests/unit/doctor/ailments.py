@@ -80,6 +80,7 @@ UNUSUAL = UNEVEN | {
 }
 
 MISTAKES = {
+    # Rank 0 makes a step more: weights are compared as far as both ranks step. A schedule's length would differ too.
     "no wrapper": Ailment(UNEVEN | {WRAP: "model = net", SCHEDULE: ""}, "weights", "forward_through_module"),
     "converted after wrapping": Ailment({WRAP: f"{WRAP}.to(torch.float64)"}, "weights", "moved_after_wrapping"),
     "head replaced after the optimizer": Ailment(
@@ -95,6 +96,7 @@ MISTAKES = {
         "parameters of the optimizer",
         "optimizer_made_first",
     ),
+    # The schedule is of one of two optimizers, and learning rates are compared as far as both ranks step.
     "schedule on rank 0": Ailment(
         UNUSUAL | {SCHEDULE: f"            if rank == 0:\n    {SCHEDULE}"}, "learning rates", "schedule_on_rank_0"
     ),
@@ -126,16 +128,16 @@ MISTAKES = {
     ),
     "set_epoch forgotten": Ailment({SET_EPOCH: ""}, "order of the epochs", "set_epoch_forgotten"),
     "same dropout": Ailment(
-        {"seed_everything(SEED + rank)": "seed_everything(SEED)"},
+        {"seed_everything(SEED + rank)": "seed_everything(SEED)", TRAIN_SET: "Circles(256, seed=1)"},
         "random numbers",
         "same_random_numbers",
-        "the first 16 forwards in training drew the same",
+        "the first 15 forwards in training after a step drew the same",
     ),
     "same augmentation": Ailment(
         {"seed_everything(SEED + rank)": "torch.manual_seed(SEED + rank)"},
         "random numbers",
         "same_random_numbers",
-        "batches drew the same numbers",
+        "batches after a step drew the same numbers",
     ),
     "stream read whole on each rank": Ailment(
         {

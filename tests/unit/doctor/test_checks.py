@@ -171,6 +171,7 @@ def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it
         pytest.param([[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], Right, "", id="all on each rank"),
         pytest.param([[0, 1, 2, 3]], [[0, 1, 2, 3]], Finding, "once, 2 never", id="dropped on each rank"),
         pytest.param([[0, 2, 4]], [[1, 3, 0]], Finding, "once, 1 never", id="filled up"),
+        pytest.param([[0, 2, 4]], [[2, 5, 1]], NotExamined, "", id="drawn by each rank"),
         pytest.param([[3, 5]], [[4, 3]], Finding, "once, 0 never", id="filled up part"),
         pytest.param([[0, 2]], [[1, 3]], Finding, "0 of 6 samples", id="dropped"),
         pytest.param([[0, 2], [4, 5]], [[1, 3], [4, 5]], Right, "", id="the rest follows"),
@@ -219,6 +220,8 @@ def test_the_keys_of_an_averaged_model_may_begin_with_module_once(key, kind):
 
 def test_the_first_draws_of_each_source_are_recorded():
     record = Record(0)
+    note_draws(record, "lazy layers", {"torch": 1}, torch.device("cpu"))
+    record.steps.append(Step([0.1], 1))
     for source in ["batches"] * 100 + ["forwards in training"]:
         note_draws(record, source, {"torch": 1}, torch.device("cpu"))
     counts = {source: len(states) for (source, _), states in record.draws.items()}
@@ -266,6 +269,7 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
         one.epochs.append(epoch_of(range(4 + 4 * one.rank)))
         one.epochs[0].complete = one.rank == 0
     assert end.check_end(records, patience=60).text.startswith(found)
+    assert end.check_end([Record(0)], patience=60).reason.startswith("rank 0 left by os._exit")
 
 
 # "R1 R3" is a rank that calls the collective R in line 1 of t.py, then R in line 3.

@@ -22,12 +22,12 @@ from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import FILE, Record, read, write
+from common.doctor.record import FILE, Record, Step, read, write
 
 
 @pytest.fixture
 def recorder(monkeypatch, tmp_path):
-    """A recorder whose wrappers are taken off after the test."""
+    """A recorder whose wrappers are taken off after the test: `Recorder.wrap` calls the `setattr` of monkeypatch."""
     monkeypatch.setattr("common.doctor.observers.recorder.setattr", monkeypatch.setattr, raising=False)
     recorder = Recorder(tmp_path / FILE, rank=0)
     yield recorder
@@ -35,10 +35,16 @@ def recorder(monkeypatch, tmp_path):
 
 
 def test_a_text_is_the_same_however_far_it_is_filled_up():
-    alone = contents(torch.tensor([[5, 6, 7, 8]]))
-    padded = contents({"words": torch.tensor([[5, 6, 7, 8, 0, 0], [3, 1, 4, 5, 9, 2]])})
-    assert alone[0] == padded[0]
-    assert alone[0] != padded[1]
+    alone = torch.arange(1, 2001)[None]
+    padded = nn.functional.pad(alone, (0, 48))
+    assert contents(alone, 1) == contents({"words": padded}, 1)
+    assert contents(alone, 1) != contents(alone + 1, 1)
+
+
+def test_samples_that_are_not_stacked_have_contents_too():
+    samples = [(torch.ones(3, 8), torch.ones(4)), (torch.ones(3, 9), torch.ones(5))]  # images and boxes
+    assert len(set(contents(tuple(zip(*samples, strict=True)), 2))) == 2
+    assert contents([image for image, _ in samples], 2) == contents(torch.eye(2).to_sparse(), 2) == []
 
 
 def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
@@ -50,14 +56,14 @@ def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
     assert [save.path for save in recorder.record.saves] == list(map(str, paths))
 
 
-@pytest.mark.parametrize("rate", [None, float("nan")])
-def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_last_step(rate, monkeypatch, tmp_path):
+@pytest.mark.parametrize("group", [{}, {"lr": None}, {"lr": float("nan")}])
+def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_last_step(group, monkeypatch, tmp_path):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
     recorder = SimpleNamespace(record=Record(rank=0), finish=ended.append)
     observer = OptimizerObserver(recorder, SimpleNamespace(networks={}), last_step=2)
     inner, outer = (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2))
-    inner.param_groups[0]["lr"] = rate
+    inner.param_groups[0] = {"params": inner.param_groups[0]["params"], **group}
     outer.optim = inner  # as a ZeroRedundancyOptimizer has one
     for _ in range(2):
         observer.after_step(inner, (), {})
@@ -110,6 +116,9 @@ class WithoutLength:
     def __getitem__(self, number):
         return number
 
+    def __len__(self):
+        raise NotImplementedError
+
 
 @pytest.mark.parametrize(
     "dataset, order, kind",
@@ -123,7 +132,7 @@ class WithoutLength:
 )
 def test_epochs_are_alike_by_mistake_if_they_are_shuffled(dataset, order, kind, recorder):
     LoaderObserver(recorder).install()
-    loader = DataLoader(dataset, 4, sampler=order)
+    loader = DataLoader(dataset, batch_sampler=torch.tensor(order).split(4))
     for _ in range(2):
         list(loader)
     for epoch in recorder.record.epochs:
@@ -171,7 +180,12 @@ def test_what_backward_computes_again_is_no_further_forward():
     observer = NetworkObserver(recorder, SimpleNamespace(batch_in_use=lambda: None))
     before = register_module_forward_pre_hook(observer.before_forward)
     after = register_module_forward_hook(observer.after_forward, with_kwargs=True)
-    checkpoint(nn.Linear(2, 1), torch.ones(3, 2), use_reentrant=False).sum().backward()
+    module = nn.Linear(2, 1)
+    checkpoint(module, torch.ones(3, 2), use_reentrant=False).sum().backward()
+    assert [(network.kind, network.forwards) for network in recorder.record.networks] == [("Linear", 1)]
+    for _ in range(64):  # the weights are noted after each
+        recorder.record.steps.append(Step([0.1], 1))
+        module(torch.ones(3, 2))
     before.remove()
     after.remove()
-    assert [(network.kind, network.forwards) for network in recorder.record.networks] == [("Linear", 1)]
+    assert list(recorder.record.networks[0].weights) == list(range(1, 65))
