@@ -65,7 +65,9 @@ def answer(options: argparse.Namespace) -> Samples:
     work = Work(options.spec, options.input, options.batch, cores)
     seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
     steps = max(1, min(round(SECONDS_OF_A_TURN / statistics.median(seconds.values())), MOST_STEPS_OF_A_TURN))
-    heading = f"{title}, global batch {options.batch}, {quantity(options.rounds, 'round')}"
+    seconds_of_round = sum(seconds.values()) * (WARM_UP_STEPS + steps)
+    length = f"{quantity(options.rounds, 'round')} of some {seconds_of_round:.0f} s"
+    heading = f"{title}, global batch {options.batch}, {length}"
     print(f"{heading}; a device is {device}.", flush=True)
     contestants = {setting.name: partial(seconds_of_step, setting, work, steps) for setting in seconds}
     with tqdm(range(options.rounds), leave=False, disable=None) as rounds:

@@ -54,7 +54,7 @@ def print_heading(options: argparse.Namespace, costs: NetworkCosts, setup: Setup
     gradients = costs.parameters * scaling.GRADIENT_BYTES / 2**20
     kernels = milliseconds(batch * setup.sample_seconds)
     launches = milliseconds(setup.launch_seconds)
-    print("A PREDICTION, not a measurement (how right: benchmarks/PREDICTION.md):")
+    print("A PREDICTION: losses may be half or twice as large (benchmarks/PREDICTION.md).")
     print(f"{costs.name}, {batch} samples on each {gpu};")
     print(f"nodes of {options.gpus_per_node}, {options.inner} within, {options.network} between.")
     print(f"{costs.parameters:,} parameters ({gradients:,.1f} MiB of gradients),")

@@ -95,7 +95,7 @@ def test_the_answer_has_every_number_of_gpus(capsys):
     printed = capsys.readouterr().out
     assert [row.gpus for row in rows] == [2**exponent for exponent in range(10)]
     first, second, *_ = printed.splitlines()
-    assert first == "A PREDICTION, not a measurement (how right: benchmarks/PREDICTION.md):"
+    assert first == "A PREDICTION: losses may be half or twice as large (benchmarks/PREDICTION.md)."
     assert second.startswith("sentences:build, 48 samples on each H200,")
     assert max(map(len, printed.splitlines())) <= 80
 
