@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from common.accelerator.checkpointing import CheckpointError
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
-from tests.bits import flip_a_bit
+from tests.bits import comparable_logs, cut_short, flip_a_bit
 from tests.toys import Points, Stream, seeded_net
-from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, stop, weights, without_timings
+from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, stop, weights
 
 
 class Killed(BaseException):
@@ -60,7 +60,7 @@ def interrupted_and_resumed(folder, event: str, count: int, **arguments):
 
 def assert_same_end(trainer, straight) -> None:
     assert torch.equal(weights(trainer), weights(straight))
-    assert without_timings(trainer.state.log_history) == without_timings(straight.state.log_history)
+    assert comparable_logs(trainer.state.log_history) == comparable_logs(straight.state.log_history)
     assert trainer.state.global_step == straight.state.global_step
     assert trainer.state.best_metric == straight.state.best_metric
 
@@ -270,10 +270,6 @@ def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path):
     for name in ("checkpoint-3", "nowhere"):
         with pytest.raises(CheckpointError, match=f"{name} (holds no manifest|but folder does not exist)"):
             run_busily(tmp_path, resume=str(tmp_path / name))
-
-
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9])
 
 
 @pytest.mark.parametrize(
