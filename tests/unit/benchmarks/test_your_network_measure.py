@@ -49,18 +49,6 @@ def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monke
 
 
 @pytest.mark.slow
-def test_a_network_that_fails_is_one_line(write_network, capsys):
-    spec = write_network(
-        "def build(): return nn.Linear(5, 5)\n"
-        "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
-    )
-    with pytest.raises(UserError):
-        program.main(["measure", spec, "--batch", "8", "--devices", "1"])
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "the forward of mine:build failed: RuntimeError" in error
-
-
-@pytest.mark.slow
 def test_ctrl_c_ends_in_one_line():
     command = [sys.executable, "-m", "benchmarks.your_network", "measure", SENTENCES_SPEC, "--rounds", "10000"]
     with job(command, CUDA_VISIBLE_DEVICES="") as measuring:
