@@ -2,6 +2,8 @@
 
 import pytest
 
+from common.accelerator.utils import find_executable_batch_size
+
 
 def batch_sizes_tried(library, largest_that_fits):
     sizes = []
@@ -25,3 +27,8 @@ def batch_sizes_tried(library, largest_that_fits):
 def test_the_batch_size_shrinks_as_in_accelerate(largest_that_fits, utils_of_both):
     ours, theirs = (batch_sizes_tried(library, largest_that_fits) for library in utils_of_both)
     assert ours == theirs and len(ours) > 2
+
+
+def test_a_function_of_any_number_of_arguments_can_be_retried():
+    count = find_executable_batch_size(lambda *arguments: len(arguments))
+    assert count(1, 2, 3) == 4
