@@ -1,4 +1,4 @@
-"""The outcomes of two runs, compared bit for bit; and a file of which one bit is flipped."""
+"""The outcomes of two runs, compared bit for bit; and files that are damaged."""
 
 import hashlib
 from collections.abc import Iterator
@@ -62,9 +62,13 @@ def number_as_text(value: Any) -> Any:
     return repr(float(value)) if isinstance(value, int | float) else value
 
 
+def without_timings(logs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sorted(logs.items()) if not name.endswith(TIMINGS)}
+
+
 def comparable(logs: dict[str, Any]) -> dict[str, Any]:
-    """The log of a Trainer without times."""
-    return {name: number_as_text(value) for name, value in sorted(logs.items()) if not name.endswith(TIMINGS)}
+    """The log of a Trainer without times, and with numbers as text."""
+    return {name: number_as_text(value) for name, value in without_timings(logs).items()}
 
 
 def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -76,3 +80,7 @@ def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])

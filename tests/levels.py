@@ -5,7 +5,7 @@ import itertools
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -97,13 +97,22 @@ def changed_script(level: str, folder: Path, old: str, new: str) -> Path:
     return path
 
 
-def train_until_killed(step: int, level: str, argv: list[str], path: Path | None = None) -> None:
-    """Train, and kill this process where its optimizer is about to make this step."""
+@contextlib.contextmanager
+def signal_before_step(step: int, number: signal.Signals) -> Iterator[None]:
+    """This process gets the signal where its optimizer is about to make this step."""
     steps = itertools.count(1)
 
-    def kill(*_) -> None:
+    def strike(*_) -> None:
         if next(steps) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.raise_signal(number)
 
-    register_optimizer_step_pre_hook(kill)
-    run_level(level, argv, path)
+    hook = register_optimizer_step_pre_hook(strike)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def train_until_killed(step: int, level: str, argv: list[str], path: Path | None = None) -> None:
+    with signal_before_step(step, signal.SIGKILL):
+        run_level(level, argv, path)

@@ -118,7 +118,7 @@ def without_known_differences(script: Script) -> Script:
         # a sampler draws half of them only. Ours: `test_the_main_process_reads_and_each_sample_is_gathered_once`.
         changed.n += 2 * (1 + last.skip) * script.batch * script.processes
     # Where each process reads a stream, the original fills up the last step in any case. Ours:
-    # `test_each_sample_of_a_stream_is_gathered_once`.
+    # `test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once`.
     elif script.processes > 1 and reads_stream(script):
         changed.even_batches = True
     return changed

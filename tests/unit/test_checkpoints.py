@@ -1,6 +1,5 @@
 """The steps at which all ranks of a long training save: every so often, at its end, and when one gets a signal."""
 
-import itertools
 import os
 import shutil
 import signal
@@ -10,7 +9,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tqdm import tqdm
 
 from common import ladder
@@ -21,6 +19,7 @@ from common.errors import UserError
 from common.process_group import process_group
 from common.processes import ranks
 from common.settings import fit_to_machine
+from tests.levels import signal_before_step
 
 CPU = torch.device("cpu")
 
@@ -139,17 +138,9 @@ def test_no_checkpoint_is_made_of_a_training_that_is_not_finite(level, tmp_path)
 @pytest.mark.parametrize("level", ladder.WITH_CHECKPOINTS)
 def test_a_signal_ends_a_training_before_the_end_of_its_epoch_is_reported(level, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("common.checkpoints.schedule.STEPS_BETWEEN_VOTES", 1)
-    steps = itertools.count(1)
-
-    def interrupt(*_) -> None:
-        if next(steps) == 3:
-            signal.raise_signal(signal.SIGTERM)
-
-    hook = register_optimizer_step_pre_hook(interrupt)
     flags = ["--train-samples", "128", "--epochs", "2", "--checkpoint-dir", str(tmp_path)]
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as ended, signal_before_step(3, signal.SIGTERM):
         train(level, *flags)
-    hook.remove()
     assert ended.value.code == 128 + signal.SIGTERM
     printed = capsys.readouterr().out
     assert "stopped at step 3: run it again to continue\n" in printed and "eval_loss" not in printed

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from common.accelerator import Accelerator
 from common.accelerator.data_loader import prepare_data_loader
 from common.accelerator.state import PartialState
+from common.accelerator.utils import DataLoaderConfiguration
 from common.processes import ranks
 from tests.states import forget_states
 
@@ -33,11 +34,17 @@ def on_ranks(
 ) -> list:
     """The results of `job(accelerator, *args)` on each of `world` processes; `settings` are the Accelerator's.
 
-    One process is this one, without a process group.
+    One process is this one, without a process group. It has no time limit and no environment of its own.
     """
     if world == 1:
+        assert environment is None
         return [with_accelerator(job, args, settings)]
     return ranks(world).run(with_accelerator, job, args, settings, timeout=timeout, environment=environment)
+
+
+def on_dispatching_ranks(world: int, job: Callable[..., Any], *args: Any, **config: Any) -> list:
+    """`on_ranks`, where the main process alone reads; `config` is the rest of the loaders' configuration."""
+    return on_ranks(world, job, *args, dataloader_config=DataLoaderConfiguration(dispatch_batches=True, **config))
 
 
 def with_accelerator(job: Callable[..., Any], args: tuple, settings: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 from common.accelerator import Accelerator, checkpointing
 from common.accelerator.checkpointing import CheckpointError
 from common.accelerator.utils import ProjectConfiguration, checkpoint_manifest
-from tests.bits import flip_a_bit
+from tests.bits import cut_short, flip_a_bit
 from tests.states import forget_states
 
 
@@ -26,10 +26,6 @@ def accelerator(model):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     return accelerator
-
-
-def cut_short(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def exchange_pages(path: Path) -> None:

@@ -1,13 +1,9 @@
 """Loaders that the main process alone reads: everybody gets what reading everywhere would have given them."""
 
-import collections
 import itertools
 import math
-import re
-from functools import partial
 from typing import NamedTuple
 
-import numpy
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
@@ -15,10 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
 from common.accelerator.rows import fill_up, join_batches
-from common.accelerator.utils import DataLoaderConfiguration, recursively_apply
 from common.processes import RankFailed
 from tests.toys import ShuffledStream
-from tests.unit.accelerator.several_processes import on_ranks
+from tests.unit.accelerator.several_processes import on_dispatching_ranks, on_ranks
 
 
 class Rows(Dataset):
@@ -38,10 +33,6 @@ class Rows(Dataset):
 
 def shuffled_rows(n, reader=0):
     return ShuffledStream(Rows(n, reader), seed=0)
-
-
-def on_dispatching_ranks(world, job, *args, **config):
-    return on_ranks(world, job, *args, dataloader_config=DataLoaderConfiguration(dispatch_batches=True, **config))
 
 
 def epoch_of(accelerator, loader):
@@ -249,143 +240,6 @@ def test_what_the_main_process_raises_is_raised_on_all(kind):
     one, two = on_dispatching_ranks(2, read_what_is_broken, kind)
     assert one == (numbers[0], "LookupError", f"{kind} is gone")
     assert two == (numbers[1], "RemoteError", f"rank 0: LookupError: {kind} is gone")
-
-
-def dispatch_texts(accelerator):
-    records = [{"text": letter, "pair": (letter, number)} for number, letter in enumerate("abcde")]
-    steps = []
-    for batch in accelerator.prepare(DataLoader(records, batch_size=2)):
-        gathered = accelerator.gather_for_metrics(batch)
-        steps.append((batch["text"], gathered["text"], gathered["pair"][1].tolist()))
-    return steps
-
-
-def test_texts_are_sharded_like_rows():
-    one, two = on_dispatching_ranks(2, dispatch_texts)
-    assert one == [(["a", "b"], list("abcd"), [0, 1, 2, 3]), (["e"], ["e"], [4])]
-    assert two == [(["c", "d"], list("abcd"), [0, 1, 2, 3]), (["a"], ["e"], [4])]
-
-
-def as_channels_last(images):
-    return torch.stack(images).to(memory_format=torch.channels_last)
-
-
-def dispatch_images(accelerator):
-    loader = DataLoader(torch.arange(96).view(4, 3, 2, 4), batch_size=2, collate_fn=as_channels_last)
-    return [batch.tolist() for batch in accelerator.prepare(loader)]
-
-
-def test_batches_keep_their_numbers_whatever_their_strides():
-    images = torch.arange(96).view(4, 3, 2, 4).tolist()
-    assert on_dispatching_ranks(2, dispatch_images) == [[images[:2]], [images[2:]]]
-
-
-Tagged = collections.namedtuple("Tagged", "tag rows")
-
-
-class NamedDict(dict):
-    """A mapping with another constructor than dict's."""
-
-    def __init__(self, name):
-        self.name = name
-
-
-def named_dict(rows):
-    batch = NamedDict("a batch")
-    batch["rows"] = rows
-    return batch
-
-
-def batches_to_keep(rows):
-    """Batches in which some entries have no row for each sample, by what is special. These entries stay as they are."""
-    return {
-        "flag": {"flag": True, "rows": rows},
-        "text": {"name": "ab", "rows": rows},
-        "number": {"scale": torch.tensor(0.5), "of numpy": numpy.float32(2), "rows": rows},
-        "none": (None, rows),
-        "empty": {"empty": [], "also": {}, "rows": rows},
-        "tuple": (("a", "b", "c"), rows),
-        "nested": {"meta": {"flag": True, "name": b"ab"}, "rows": [rows]},
-        "namedtuple": Tagged("tag", rows),
-        "array": {"array": rows.numpy(), "rows": rows},
-        "entries": [{"row": row} for row in rows.tolist()],
-        "columns": {"rows": rows, "pair": [rows.tolist()] * 4},
-        "defaultdict": collections.defaultdict(list, rows=rows),
-        "class": named_dict(rows),
-    }
-
-
-def batches_to_refuse(rows):
-    """Batches that cannot be divided among the ranks, or joined with the other batch of their step, by their errors."""
-    first = rows[0].item()
-    more = {"more": rows} if first == 0 else {}
-    return {
-        "['weights']: 3, ['rows']: 4": {"weights": torch.ones(3), "rows": rows},
-        "['names']: 3, ['texts']: 4": {"names": ["a", "b", "c"], "texts": [str(row) for row in rows.tolist()]},
-        "may be samples or columns": [("a", "b", "c", "d"), ("A", "B", "C", "D")],
-        "nothing in the batch has a row": {"flag": True, "loss": torch.tensor(0.5)},
-        "['first'] differs between the batches of a step": {"first": first, "rows": rows},
-        "['arrays'] differs between the batches of a step": {"arrays": [rows.numpy()], "rows": rows},
-        "only some of the batches of a step have ['more']": {"rows": rows, **more},
-        "['rows'] cannot be joined to a step (Sizes of": {"rows": rows[:, None].expand(-1, 1 + first)},
-        "['mixed'] cannot be joined": {"mixed": rows if first == 0 else rows.tolist(), "rows": rows},
-    }
-
-
-def collate_one_of(make_batches, kind, rows):
-    return make_batches(torch.tensor(rows))[kind]
-
-
-def dispatch(accelerator, make_batches, kind):
-    """This rank's part of the one step that 8 samples make."""
-    loader = DataLoader(range(8), batch_size=4, collate_fn=partial(collate_one_of, make_batches, kind))
-    (batch,) = accelerator.prepare(loader)
-    return batch
-
-
-def as_lists(batch):
-    return recursively_apply(lambda leaf: leaf.tolist(), batch, test_type=lambda leaf: hasattr(leaf, "tolist"))
-
-
-def assert_all_are_kept(accelerator):
-    rank = accelerator.process_index
-    for kind, expected in batches_to_keep(torch.arange(4) + 4 * rank).items():
-        found = dispatch(accelerator, batches_to_keep, kind)
-        assert as_lists(found) == as_lists(expected), kind
-        assert type(found) is type(expected)
-
-
-def test_an_entry_without_a_row_for_each_sample_arrives_as_it_is():
-    on_dispatching_ranks(2, assert_all_are_kept)
-
-
-def assert_all_are_refused(accelerator):
-    for message in batches_to_refuse(torch.arange(4)):
-        with pytest.raises(Exception, match=rf"{re.escape(message)}(?s:.*)dispatch_batches=False"):
-            dispatch(accelerator, batches_to_refuse, message)
-
-
-def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
-    on_dispatching_ranks(2, assert_all_are_refused)
-
-
-def dispatch_pairs(accelerator, pair):
-    return list(accelerator.prepare(DataLoader([{"label": 0, "pair": pair}] * 2, batch_size=2)))
-
-
-@pytest.mark.parametrize("pair", [("a", "b"), [{"text": "a"}, {"text": "b"}]])
-def test_columns_are_not_divided_like_samples(pair):
-    with pytest.raises(RankFailed, match=r"the lists in \['pair'\] may be samples or columns"):
-        on_dispatching_ranks(2, dispatch_pairs, pair, split_batches=True)
-
-
-@pytest.mark.parametrize("batch", [{"x": torch.ones(4, 3), "pad": torch.ones(1)}, {"n": 2}, [("a", "b"), ("A", "B")]])
-def test_the_only_process_gets_its_batches_whole(batch):
-    def dispatched(accelerator):
-        (found,) = accelerator.prepare(DataLoader(range(4), batch_size=4, collate_fn=lambda samples: batch))
-        return as_lists(found)
-
-    assert on_dispatching_ranks(1, dispatched) == [as_lists(batch)]
 
 
 def read_batches_of_varying_size(accelerator, batches):

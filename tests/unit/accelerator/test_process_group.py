@@ -17,7 +17,7 @@ from common.accelerator.utils import InitProcessGroupKwargs
 from common.launch import rank_variables
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
-from tests.jobs import run_to_end
+from tests.jobs import ON_LINUX, run_to_end
 from tests.states import on_a_rank
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -151,6 +151,7 @@ print(threads() - threads_before)
 """
 
 
+@ON_LINUX
 def test_the_group_that_was_left_is_freed_before_the_interpreter_ends():
     """A thread of it may want the GIL of an interpreter that is gone, which aborts the process."""
     finished = run_to_end([sys.executable, "-c", LEAVES_A_GROUP])

@@ -304,17 +304,19 @@ def test_workers_that_stay_draw_their_seed_as_often_in_a_resumed_run(skips, step
 
 @pytest.mark.parametrize("steps", [1, 5])
 def test_workers_of_a_resumed_run_draw_by_its_own_seed(steps):
-    def noise(seed=None):
+    def new_loader():
         loader = DataLoader(Augmented(10), 2, num_workers=1, persistent_workers=True)
-        loader = data_loader.prepare_data_loader(loader, use_stateful_dataloader=True)
-        if seed is None:
-            return stopped_after(loader, steps)
+        return data_loader.prepare_data_loader(loader, use_stateful_dataloader=True)
+
+    state = stopped_after(new_loader(), steps)
+
+    def resumed_noise(seed):
+        loader = new_loader()
         set_seed(seed)
         loader.load_state_dict(state)
         return gathered([loader])[2:]  # without the batch that was read ahead
 
-    state = noise()
-    assert noise(seed=1) == noise(seed=1) != noise(seed=2)
+    assert resumed_noise(seed=1) == resumed_noise(seed=1) != resumed_noise(seed=2)
 
 
 def test_a_loader_that_is_let_go_ends_its_workers_at_once():

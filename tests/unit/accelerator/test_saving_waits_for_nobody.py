@@ -15,7 +15,7 @@ import torch.distributed as dist
 from common.accelerator import Accelerator
 from common.accelerator.operations import RemoteError
 from common.accelerator.state import PartialState
-from common.accelerator.utils import ProjectConfiguration, gather_object, save_ids
+from common.accelerator.utils import ProjectConfiguration, gather_object
 from common.accelerator.utils.checkpoint_folder import draft_of_this_rank, publish_main_part, publish_rank_part, remove
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
@@ -155,9 +155,9 @@ def test_the_main_process_alone_may_save_over_what_all_have_saved(world, tmp_pat
 
 
 def saved_alone_then_together(_, folder: Path) -> Loaded:
-    """The steps that are loaded after the main process has saved once more than the others, and counts otherwise."""
+    """The steps that are loaded after the main process has saved once more than the others."""
     run = Run(folder, automatic_checkpoint_naming=True)
-    dist.monitored_barrier()  # torch counts two messages of each other rank, and four of rank 0.
+    dist.monitored_barrier()  # Ids contain torch's count of collectives; this call makes it differ between the ranks.
     run.step(0)
     if run.accelerator.is_main_process:
         run.accelerator.save_state()
@@ -245,26 +245,36 @@ def saved_late(_, folder: Path) -> tuple:
     The save that fails uses up a number, because the main process has saved.
     """
     store = dist.distributed_c10d._get_default_store()
-    naming = {"automatic_checkpoint_naming": True, "total_limit": 1}
+    run = Run(folder, automatic_checkpoint_naming=True, total_limit=1)
+
+    def save(number: int) -> None:
+        run.step(number)
+        run.accelerator.save_state()
 
     def come_late(*_) -> None:
         store.set("rank 1 is saving", "")
         store.wait(["the main process has saved"])
-        if run.accelerator.project_configuration.iteration == 1:
-            raise KeyError
 
-    run = Run(folder, **naming)
-    if not run.accelerator.is_main_process:
+    def fail(*_) -> None:
+        raise KeyError
+
+    if run.accelerator.is_main_process:
+        save(0)
+        store.set("the first checkpoint is there", "")
+        store.wait(["rank 1 is saving"])
+        for number in (1, 2, 3):
+            save(number)
+        store.set("the main process has saved", "")
+    else:
         store.wait(["the first checkpoint is there"])
         run.accelerator.register_save_state_pre_hook(come_late)
-    for number in range(4):
-        run.step(number)
-        with suppress(KeyError):
-            run.accelerator.save_state()
-        if run.accelerator.is_main_process:
-            store.set("the first checkpoint is there", "")
-            store.wait(["rank 1 is saving"])
-    store.set("the main process has saved", "")
+        save(0)
+        failing = run.accelerator.register_save_state_pre_hook(fail)
+        with pytest.raises(KeyError):
+            save(1)
+        failing.remove()
+        for number in (2, 3):
+            save(number)
     return run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*")]
 
 
@@ -326,32 +336,3 @@ def test_a_part_that_is_in_the_way_of_others_damages_no_checkpoint(tmp_path):
     whole = Loaded(weights_step=1, random_step=1)
     left_out = Loaded(weights_step=1, random_step=None)
     assert on_ranks(4, saved_in_each_others_way, tmp_path) == [whole, whole, whole, left_out]
-
-
-def ids_of_saves(accelerator: Accelerator, folder: Path) -> list[str]:
-    """The ids of two saves, of one within a window, and after collectives: a barrier, one of the core, those of DDP."""
-    model = accelerator.prepare(torch.nn.Linear(1, 1))
-    ids = [save_ids.next_id(folder, 0), save_ids.next_id(folder, 1)]
-    if accelerator.is_main_process:
-        save_ids.next_id(folder / "another", 0)  # This changes nothing.
-    ids.append(save_ids.next_id(folder, 0))
-    accelerator.wait_for_everyone()
-    ids.append(save_ids.next_id(folder, 0))
-    accelerator.reduce(torch.ones(1))
-    ids.append(save_ids.next_id(folder, 0))
-    accelerator.backward(model(torch.ones(1, 1)).sum())
-    return [*ids, save_ids.next_id(folder, 0)]
-
-
-def test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder(tmp_path):
-    first, second = on_ranks(2, ids_of_saves, tmp_path)
-    assert first == second and len(set(first)) == 6
-
-
-def test_another_run_has_other_ids(tmp_path):
-    ids = set()
-    for _ in range(2):
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        ids.add(save_ids.next_id(tmp_path, 0))
-        dist.destroy_process_group()
-    assert len(ids) == 2

@@ -16,7 +16,6 @@ from common import ladder
 from common.errors import UserError
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import RankFailed
-from common.weights import checksum, max_weight_difference
 from tests.jobs import ON_LINUX, job
 
 LARGE = ["--dataset", "synthetic", "--train-samples", "300", "--batch-size", "96"]
@@ -101,22 +100,6 @@ def test_two_replicas_on_a_machine_with_one_gpu_are_charged_to_two_devices(monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     first, second = level_runs.peaks("01_data_parallel", [*LARGE, "--replicas", "2"])
     assert sum(first.values()) > 1.2 * sum(second.values()) > 0
-
-
-def test_equal_weights_have_equal_checksums_and_no_distance():
-    weights = {"a": torch.tensor([0.1234, 2.0], dtype=torch.float64), "b": torch.zeros(2, 2, dtype=torch.float64)}
-    near = {name: value + 1e-13 for name, value in weights.items()}
-    far = weights | {"a": weights["a"] + 1e-3}
-    assert checksum(near) == checksum(weights) != checksum(far)
-    assert max_weight_difference(near, weights) == pytest.approx(1e-13, rel=0.1)
-    for name in weights:
-        broken = weights | {name: torch.full_like(weights[name], torch.nan)}
-        assert max_weight_difference(broken, weights) == float("inf")
-    assert max_weight_difference({"w": torch.empty(0)}, {"w": torch.empty(0)}) == 0
-    with pytest.raises(ValueError, match=r"shapes \(1,\) and \(5,\)"):
-        max_weight_difference({"w": torch.ones(1)}, {"w": torch.ones(5)})
-    with pytest.raises(ValueError, match="only one of two networks has module"):
-        max_weight_difference(weights | {"module.a": weights["a"]}, weights)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_anything_is_measured(monkeypatch):

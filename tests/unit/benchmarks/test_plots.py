@@ -22,7 +22,7 @@ def coarse(monkeypatch):
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_every_picture_on_a_page_is_what_its_record_makes(name, tmp_path):
+def test_every_picture_on_a_page_has_the_shape_of_what_its_record_makes(name, tmp_path):
     assert pictures.draw(name, page_tables.recorded(name), tmp_path) == list(PICTURES[name])
     for file in PICTURES[name]:
         height, width, _ = imread(page_tables.RESULTS / file).shape

@@ -1,8 +1,6 @@
 """A step of a network of somebody else's, at each level: who takes part, what is refused, and what is found."""
 
-import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +11,7 @@ from benchmarks.your_network import measure
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.settings import settings_on
 from common.errors import UserError
+from tests.jobs import job
 from tests.unit.benchmarks.example_networks import SENTENCES_SPEC
 
 
@@ -50,27 +49,14 @@ def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monke
 
 
 @pytest.mark.slow
-def test_a_network_that_fails_is_one_line(write_network, capsys):
-    spec = write_network(
-        "def build(): return nn.Linear(5, 5)\n"
-        "def batch(n): return torch.zeros(n, 4), torch.zeros(n, dtype=torch.long)\n"
-    )
-    with pytest.raises(UserError):
-        program.main(["measure", spec, "--batch", "8", "--devices", "1"])
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "the forward of mine:build failed: RuntimeError" in error
-
-
-@pytest.mark.slow
 def test_ctrl_c_ends_in_one_line():
     command = [sys.executable, "-m", "benchmarks.your_network", "measure", SENTENCES_SPEC, "--rounds", "10000"]
-    without_gpus = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    process = subprocess.Popen(command, env=without_gpus, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert "10000 rounds" in process.stdout.readline()
-    os.kill(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=240)  # the server of the ranks may still be importing torch
-    assert process.returncode == 1
-    assert [line for line in error.splitlines() if "it/s" not in line and "%|" not in line] == ["interrupted"]
+    with job(command, CUDA_VISIBLE_DEVICES="") as measuring:
+        measuring.wait_for(lambda: "10000 rounds" in measuring.out)
+        measuring.processes[0].send_signal(signal.SIGINT)
+        assert measuring.end() == [1]
+        errors = [line for line in measuring.err.splitlines() if "it/s" not in line and "%|" not in line]
+        assert errors == ["interrupted"]
 
 
 @pytest.mark.slow

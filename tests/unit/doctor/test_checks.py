@@ -15,6 +15,8 @@ from common.doctor.record import Batch, Call, End, Epoch, Network, Record, Save,
 
 NAN = float("nan")
 INF = float("inf")
+LOST = End("crash", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
+STOPPED = End("stopped")
 
 
 def trained() -> list[Record]:
@@ -100,10 +102,17 @@ def test_a_further_batch_of_one_rank_ends_the_comparison_if_it_is_trained(forwar
     assert end.check_end(records, patience=60).pitfall == "uneven_inputs"
 
 
+def three_times(rank: int) -> list[int]:
+    """What one of four ranks reads of an order in which each sample comes three times in a row."""
+    order = [sample for sample in shuffled(0) for _ in range(3)]
+    return order[rank::4]
+
+
+# For each epoch, what each rank reads, in order.
 HALVES = [(shuffled(epoch)[::2], shuffled(epoch)[1::2]) for epoch in range(4)]
 ALL = [(shuffled(0), shuffled(0))]
 OWN = [(shuffled(0), shuffled(1))]
-THREE_TIMES = [[[sample for sample in shuffled(0) for _ in range(3)][rank::4] for rank in range(4)]]
+THREE_TIMES = [[three_times(rank) for rank in range(4)]]
 TWO_OF_FOUR = [[shuffled(0)[rank % 2 :: 2] for rank in range(4)]]
 DRAWN = [([1, 2, 3, 1, *range(4, 30)], range(1, 31))]
 # The contents of a sample: an image and a label, where another rank or another epoch reads it.
@@ -247,10 +256,6 @@ def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, 
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
     of_another = [Step([0.5, 0.5], 1, optimizer=1)] * 3  # which stays as it is
     assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates] + of_another)]), kind)
-
-
-LOST = End("crash", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
-STOPPED = End("stopped")
 
 
 @pytest.mark.parametrize(

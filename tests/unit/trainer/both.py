@@ -4,7 +4,7 @@ import importlib
 
 import torch
 
-from tests.bits import comparable_logs, digest
+from tests.bits import comparable_logs, with_digests
 from tests.states import forget_states
 from tests.toys import seeded_net
 from tests.unit.trainer.toy import make_trainer
@@ -16,7 +16,6 @@ def on_both(script, folder, *args) -> tuple:
     """The results of `script` for our library and for theirs, each as in a new process."""
     outcomes = []
     for name in LIBRARIES:
-        torch.manual_seed(11)
         outcomes.append(script(importlib.import_module(name), str(folder / name), *args))
         forget_states()
     return tuple(outcomes)
@@ -29,16 +28,17 @@ def same_on_both(script, folder, *args):
     return ours
 
 
-def make(library, folder, **arguments):
+def make(library, folder, *, model=None, **arguments):
     """A Trainer of `library` that logs every step: 22 samples in batches of 8 (3 steps an epoch), 2 epochs, dropout."""
-    settings = {"model": seeded_net(dropout=0.3), "train": 22, "evaluate": 16}
-    settings |= {"num_train_epochs": 2, "logging_steps": 1} | arguments
-    return make_trainer(folder, library=library, **settings)
+    if model is None:
+        model = seeded_net(dropout=0.3)
+    settings = {"train": 22, "evaluate": 16, "num_train_epochs": 2, "logging_steps": 1} | arguments
+    return make_trainer(folder, library=library, model=model, **settings)
 
 
 def end(trainer) -> dict:
     return {
-        "weights": {name: digest(tensor) for name, tensor in trainer.model.state_dict().items()},
+        "weights": with_digests(dict(trainer.model.state_dict())),
         "logs": comparable_logs(trainer.state.log_history),
         "steps": (trainer.state.global_step, trainer.state.max_steps, trainer.state.epoch),
         "next_random_number": torch.rand(()).item(),

@@ -135,13 +135,6 @@ def test_an_evaluation_does_not_depend_on_the_number_of_processes(processes, tmp
             assert got.has_all_labels and got.largest_deviation < 1e-12
 
 
-def test_a_mean_of_means_would_have_been_noticed(tmp_path):
-    points = unlike_points(N)
-    model = seeded_net(dtype=torch.float64)
-    means = [model(x, y)["loss"].item() for x, y in zip(points.x.split(64), points.labels.split(64), strict=True)]
-    assert abs(np.mean(means) - outcome(tmp_path, Case(batch=64)).loss) > 1e-3
-
-
 def test_without_labels_there_are_predictions_but_no_loss(tmp_path):
     class Unlabelled(Points):
         def __getitem__(self, index):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from common import ladder, trainer
-from tests.bits import digest
+from tests.bits import with_digests
 from tests.states import forget_states
 from tests.unit.trainer.both import end, make, same_on_both
 from tests.unit.trainer.toy import make_trainer
@@ -36,7 +36,7 @@ def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_p
         halves = {name: tensor / 2 for name, tensor in trainer.model.state_dict().items()}
         trainer._save(f"{folder}/halves", state_dict=halves)
         files = [f"{folder}/{name}/inner/model.safetensors" for name in ("as-it-is", "halves")]
-        return asked, [{name: digest(tensor) for name, tensor in load_file(file).items()} for file in files]
+        return asked, [with_digests(load_file(file)) for file in files]
 
     _, saved = same_on_both(script, tmp_path)
     assert saved[0] != saved[1]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.processes import ranks
 from common.trainer.batches import find_labels
-from tests.bits import comparable, digest
+from tests.bits import comparable, with_digests
 from tests.states import on_a_rank
 from tests.toys import Net
 from tests.unit.trainer.both import same_on_both
@@ -81,7 +81,7 @@ def classify(library, folder, capsys):
     found = {}
     for path in (Path(folder), Path(folder, "checkpoint-2")):
         again = type(model).from_pretrained(path)
-        found[path.name] = {name: digest(tensor) for name, tensor in again.state_dict().items()}
+        found[path.name] = with_digests(dict(again.state_dict()))
         found["tokenizer"] = transformers.AutoTokenizer.from_pretrained(path).get_vocab() == tokenizer.get_vocab()
         found["config"] = (path / "config.json").read_text()
     written = {path.name: comparable(json.loads(path.read_text())) for path in Path(folder).glob("*_results.json")}

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 from common.launch import read_launch
 from common.processes import ranks
 from common.trainer import Trainer, get_last_checkpoint
+from tests.bits import without_timings
 from tests.jobs import run_to_end
 from tests.states import on_a_rank
 from tests.toys import Points, seeded_net
-from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, weights, without_timings
+from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, weights
 
 # 100 = 8 · 12 + 4: 12 divides by 1, 2 and 3 processes times 1 and 2 micro-batches.
 GLOBAL_BATCH = 12
@@ -30,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(trainer) -> Outcome:
-    log_history = without_timings(trainer.state.log_history)
+    log_history = [without_timings(logs) for logs in trainer.state.log_history]
     return Outcome(weights(trainer).tolist(), log_history, torch.rand(()).item())
 
 

@@ -41,7 +41,6 @@ class LanguageModel(nn.Module):
 
     def __init__(self, loss_type, is_encoder_decoder) -> None:
         super().__init__()
-        torch.manual_seed(3)
         self.linear = nn.Linear(16, 60)
         self.loss_type = loss_type
         self.config = SimpleNamespace(is_encoder_decoder=is_encoder_decoder)
@@ -72,10 +71,10 @@ def test_a_causal_model_is_given_the_number_of_its_targets(loss_type, is_encoder
         return batch
 
     def script(library, folder):
-        model = LanguageModel(loss_type, is_encoder_decoder)
-        extra = {"model": model, "train_dataset": Texts(22), "eval_dataset": Texts(16), "data_collator": collate}
+        model = seeded_net(LanguageModel, loss_type=loss_type, is_encoder_decoder=is_encoder_decoder)
+        extra = {"train_dataset": Texts(22), "eval_dataset": Texts(16), "data_collator": collate}
         settings = {"gradient_accumulation_steps": 2, "num_train_epochs": 1, "label_names": ["labels"]}
-        trainer = make(library, folder, extra=extra, **settings)
+        trainer = make(library, folder, model=model, extra=extra, **settings)
         trainer.train()
         trainer.evaluate()
         return model.counts, end(trainer)
@@ -115,7 +114,6 @@ class Sums(nn.Module):
 
     def __init__(self, **numbers) -> None:
         super().__init__()
-        torch.manual_seed(3)
         self.linear = nn.Linear(16, 10)
         self.numbers = numbers
 
@@ -127,7 +125,7 @@ class Sums(nn.Module):
 
 def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_path):
     def script(library, folder, **numbers):
-        trainer = make(library, folder, extra={"model": Sums(**numbers)}, per_device_eval_batch_size=4)
+        trainer = make(library, folder, model=seeded_net(Sums, **numbers), per_device_eval_batch_size=4)
         return digest(torch.from_numpy(trainer.predict(Points(6)).predictions[1]))
 
     ours, theirs = on_both(script, tmp_path)
@@ -148,8 +146,8 @@ def test_the_scheduler_of_the_script_is_given_to_callbacks_and_kept_in_a_second_
         model = seeded_net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-        extra = {"model": model, "optimizers": (optimizer, schedule), "callbacks": [Watch]}
-        trainer = make(library, folder, extra=extra, max_steps=3)
+        extra = {"optimizers": (optimizer, schedule), "callbacks": [Watch]}
+        trainer = make(library, folder, model=model, extra=extra, max_steps=3)
         for _ in range(2):
             trainer.train()
         return positions, end(trainer)
@@ -176,8 +174,8 @@ def test_an_optimizer_with_modes_is_told_of_them(tmp_path):
     def script(library, folder):
         model = seeded_net()
         optimizer = ScheduleFree(model.parameters())
-        extra = {"model": model, "optimizers": (optimizer, None)}
-        trainer = make(library, folder, extra=extra, eval_strategy="epoch")
+        extra = {"optimizers": (optimizer, None)}
+        trainer = make(library, folder, model=model, extra=extra, eval_strategy="epoch")
         trainer.evaluate()
         trainer.train()
         trainer.predict(Points(5))

@@ -107,8 +107,7 @@ def test_a_count_of_items_that_a_model_ignores_is_pointed_out(tmp_path, caplog):
     settings = {"gradient_accumulation_steps": 7, "train": 56, "max_steps": 1, "optim": "sgd", "max_grad_norm": 0}
 
     def train(model):
-        torch.manual_seed(3)
-        trainer = make_trainer(tmp_path, model=model(), **settings)
+        trainer = make_trainer(tmp_path, model=seeded_net(model), **settings)
         trainer.train()
         return trainer.state.log_history[-1]["train_loss"]
 
@@ -168,8 +167,7 @@ def test_outputs_may_be_dicts_tuples_objects_or_the_loss(tmp_path):
             def forward(self, x, labels, shape=shape):
                 return shape(**super().forward(x, labels))
 
-        torch.manual_seed(3)
-        trainer = make_trainer(tmp_path, model=Shaped(), evaluate=11)
+        trainer = make_trainer(tmp_path, model=seeded_net(Shaped), evaluate=11)
         trainer.train()
         assert torch.equal(weights(trainer), expected), name
         assert trainer.evaluate()["eval_loss"] > 0
@@ -264,8 +262,7 @@ def test_a_model_may_have_several_labels(tmp_path):
         def forward(self, x, start_labels=None, end_labels=None):
             return super().forward(x, start_labels)
 
-    torch.manual_seed(3)
-    trainer = make_trainer(tmp_path, model=Spans(), extra={"train_dataset": TwoLabels(40)})
+    trainer = make_trainer(tmp_path, model=seeded_net(Spans), extra={"train_dataset": TwoLabels(40)})
     assert trainer.label_names == ["start_labels", "end_labels"]
     trainer.train()
     torch.testing.assert_close(weights(trainer), trained_weights(tmp_path))

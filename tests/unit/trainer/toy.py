@@ -4,7 +4,6 @@ import torch
 
 import common.trainer
 from common.trainer import TrainerCallback
-from tests.bits import TIMINGS
 from tests.toys import Net, Points, loss_per_item, seeded_net
 
 EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
@@ -40,14 +39,19 @@ def make_trainer(
     library=common.trainer,
     **arguments,
 ):
-    """A quiet Trainer that saves nothing unless told; `arguments` go to TrainingArguments, `extra` to the Trainer."""
+    """A quiet Trainer that saves nothing unless told; `arguments` go to TrainingArguments, `extra` to the Trainer.
+
+    Without a `model` it trains `seeded_net()`. A data set in `extra` takes the place of so many `Points`.
+    """
+    extra = extra or {}
+    assert "model" not in extra
     settings = {"save_strategy": "no", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
     settings |= {"learning_rate": 0.05, "num_train_epochs": 1} | arguments
     pieces = {"model": seeded_net() if model is None else model, "train_dataset": Points(train)}
     if evaluate is not None:
         pieces["eval_dataset"] = Points(evaluate)
     args = library.TrainingArguments(str(output_dir), **settings)
-    return (trainer_class or library.Trainer)(args=args, **(pieces | (extra or {})))
+    return (trainer_class or library.Trainer)(args=args, **(pieces | extra))
 
 
 def weights(trainer) -> torch.Tensor:
@@ -59,10 +63,6 @@ def trained_weights(output_dir, **kwargs) -> torch.Tensor:
     trainer = make_trainer(output_dir, **kwargs)
     trainer.train()
     return weights(trainer)
-
-
-def without_timings(log_history: list[dict]) -> list[dict]:
-    return [{name: value for name, value in entry.items() if not name.endswith(TIMINGS)} for entry in log_history]
 
 
 class At(TrainerCallback):

@@ -1,0 +1,153 @@
+"""Batches of any structure that the main process alone reads, and hands out."""
+
+import collections
+import re
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from common.accelerator.utils import recursively_apply
+from common.processes import RankFailed
+from tests.unit.accelerator.several_processes import on_dispatching_ranks
+
+FIRST, SECOND = torch.arange(8).split(4)  # The rows of the two batches of a step.
+
+
+def dispatch_texts(accelerator):
+    records = [{"text": letter, "pair": (letter, number)} for number, letter in enumerate("abcde")]
+    steps = []
+    for batch in accelerator.prepare(DataLoader(records, batch_size=2)):
+        gathered = accelerator.gather_for_metrics(batch)
+        steps.append((batch["text"], gathered["text"], gathered["pair"][1].tolist()))
+    return steps
+
+
+def test_texts_are_sharded_like_rows():
+    one, two = on_dispatching_ranks(2, dispatch_texts)
+    assert one == [(["a", "b"], list("abcd"), [0, 1, 2, 3]), (["e"], ["e"], [4])]
+    assert two == [(["c", "d"], list("abcd"), [0, 1, 2, 3]), (["a"], ["e"], [4])]
+
+
+def as_channels_last(images):
+    return torch.stack(images).to(memory_format=torch.channels_last)
+
+
+def dispatch_images(accelerator):
+    loader = DataLoader(torch.arange(96).view(4, 3, 2, 4), batch_size=2, collate_fn=as_channels_last)
+    return [batch.tolist() for batch in accelerator.prepare(loader)]
+
+
+def test_batches_keep_their_numbers_whatever_their_strides():
+    images = torch.arange(96).view(4, 3, 2, 4).tolist()
+    assert on_dispatching_ranks(2, dispatch_images) == [[images[:2]], [images[2:]]]
+
+
+Tagged = collections.namedtuple("Tagged", "tag rows")
+
+
+class NamedDict(dict):
+    """A mapping with another constructor than dict's."""
+
+    def __init__(self, name):
+        self.name = name
+
+
+def named_dict(rows):
+    batch = NamedDict("a batch")
+    batch["rows"] = rows
+    return batch
+
+
+def batches_to_keep(rows):
+    """Batches in which some entries have no row for each sample, by what is special. These entries stay as they are."""
+    return {
+        "flag": {"flag": True, "rows": rows},
+        "text": {"name": "ab", "rows": rows},
+        "number": {"scale": torch.tensor(0.5), "of numpy": numpy.float32(2), "rows": rows},
+        "none": (None, rows),
+        "empty": {"empty": [], "also": {}, "rows": rows},
+        "tuple": (("a", "b", "c"), rows),
+        "nested": {"meta": {"flag": True, "name": b"ab"}, "rows": [rows]},
+        "namedtuple": Tagged("tag", rows),
+        "array": {"array": rows.numpy(), "rows": rows},
+        "entries": [{"row": row} for row in rows.tolist()],
+        "columns": {"rows": rows, "pair": [rows.tolist()] * 4},
+        "defaultdict": collections.defaultdict(list, rows=rows),
+        "class": named_dict(rows),
+    }
+
+
+class Refused(NamedTuple):
+    """The two batches of a step that cannot be divided among the ranks, or not be joined, and the error."""
+
+    message: str
+    first_batch: Any
+    second_batch: Any
+
+
+REFUSED = [
+    Refused("['weights']: 3, ['rows']: 4", *[{"weights": torch.ones(3), "rows": FIRST}] * 2),
+    Refused("['names']: 3, ['texts']: 4", *[{"names": list("abc"), "texts": list("abcd")}] * 2),
+    Refused("may be samples or columns", *[[tuple("abcd"), tuple("ABCD")]] * 2),
+    Refused("nothing in the batch has a row", *[{"flag": True, "loss": torch.tensor(0.5)}] * 2),
+    Refused(
+        "['first'] differs between the batches of a step", {"first": 0, "rows": FIRST}, {"first": 4, "rows": SECOND}
+    ),
+    Refused("only some of the batches of a step have ['more']", {"rows": FIRST, "more": FIRST}, {"rows": SECOND}),
+    Refused("['rows'] cannot be joined to a step (Sizes of", {"rows": torch.ones(4, 1)}, {"rows": torch.ones(4, 5)}),
+    Refused("['mixed'] cannot be joined", {"mixed": FIRST, "rows": FIRST}, {"mixed": [4, 5, 6, 7], "rows": SECOND}),
+]
+
+
+def dispatch(accelerator, *batches):
+    """This rank's part of the one step that two batches make."""
+    (part,) = accelerator.prepare(DataLoader(batches, batch_size=1, collate_fn=lambda samples: samples[0]))
+    return part
+
+
+def as_lists(batch):
+    return recursively_apply(lambda leaf: leaf.tolist(), batch, test_type=lambda leaf: hasattr(leaf, "tolist"))
+
+
+def assert_all_are_kept(accelerator):
+    first, second = batches_to_keep(FIRST), batches_to_keep(SECOND)
+    for kind, expected in (first if accelerator.is_main_process else second).items():
+        found = dispatch(accelerator, first[kind], second[kind])
+        assert as_lists(found) == as_lists(expected), kind
+        assert type(found) is type(expected)
+
+
+def test_an_entry_without_a_row_for_each_sample_arrives_as_it_is():
+    on_dispatching_ranks(2, assert_all_are_kept)
+
+
+def assert_all_are_refused(accelerator):
+    for refused in REFUSED:
+        with pytest.raises(Exception, match=rf"{re.escape(refused.message)}(?s:.*)dispatch_batches=False"):
+            dispatch(accelerator, refused.first_batch, refused.second_batch)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
+    on_dispatching_ranks(2, assert_all_are_refused)
+
+
+def dispatch_pairs(accelerator, pair):
+    return list(accelerator.prepare(DataLoader([{"label": 0, "pair": pair}] * 2, batch_size=2)))
+
+
+@pytest.mark.parametrize("pair", [("a", "b"), [{"text": "a"}, {"text": "b"}]])
+def test_columns_are_not_divided_like_samples(pair):
+    with pytest.raises(RankFailed, match=r"the lists in \['pair'\] may be samples or columns"):
+        on_dispatching_ranks(2, dispatch_pairs, pair, split_batches=True)
+
+
+@pytest.mark.parametrize("batch", [{"x": torch.ones(4, 3), "pad": torch.ones(1)}, {"n": 2}, [("a", "b"), ("A", "B")]])
+def test_the_only_process_gets_its_batches_whole(batch):
+    def dispatched(accelerator):
+        (found,) = accelerator.prepare(DataLoader(range(4), batch_size=4, collate_fn=lambda samples: batch))
+        return as_lists(found)
+
+    assert on_dispatching_ranks(1, dispatched) == [as_lists(batch)]
