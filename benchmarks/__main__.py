@@ -10,15 +10,12 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
-
 from benchmarks.harness import machine, records
 from benchmarks.harness.level_runs import find_dataset
 from benchmarks.harness.options import CannotMeasure, MeasureOptions
 from benchmarks.report import pictures
 from benchmarks.report.group_table import tables
 from benchmarks.suites import network, one_step, overhead, sharing, throughput, timeline
-from common.allocator import keep_large_blocks
 from common.flag_types import positive
 from common.processes import RankFailed
 
@@ -43,17 +40,14 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--rounds", type=positive, metavar="N", help=f"how often the rows of a group take turns ({FULL_ROUNDS})")
     flag("--record", type=Path, metavar="FOLDER", help="write a record of each suite there, and its pictures")
     options = parser.parse_args(argv)
-    if "all" in options.suites:
-        options.suites = list(SUITES)
+    options.all = "all" in options.suites
     if options.rounds is None:
         options.rounds = QUICK_ROUNDS if options.quick else FULL_ROUNDS
     return options
 
 
 def prepare_main_process(quick: bool) -> None:
-    """Settings of this process and of those that it starts. They come before its first tensor."""
-    keep_large_blocks()
-    torch.set_num_threads(1)  # it has little to do here, and several threads would wait for each other
+    """Settings of this process and of those that it starts, which compute."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would report its begin and its end
     if quick:
         # Where others compute too, OpenMP's threads otherwise spin in wait for those that do not get a core.
@@ -68,23 +62,30 @@ def main(argv: list[str] | None = None) -> None:
         records.check_writable(options.record, "--record")
     prepare_main_process(options.quick)
     # Check the load once, before the first suite: afterwards it includes our own.
-    machine.warn_if_busy(machine.load_averages())
-    measure_options = MeasureOptions(options.rounds, find_dataset(), options.quick)
+    load = machine.load_averages()
+    machine.warn_if_busy(load)
+    data_flags = find_dataset()
+    if "synthetic" in data_flags:
+        print("NOT MNIST: it is not in MNIST_ROOT, so levels train on synthetic digits", file=sys.stderr, flush=True)
+    measure_options = MeasureOptions(options.rounds, data_flags, options.quick)
     hardware = machine.hardware_and_versions()
     has_failed = False
-    for suite in options.suites:
-        began = machine.run_metadata()
+    for suite in SUITES if options.all else options.suites:
+        began = machine.run_metadata() | {"load": load}
         try:
             content = SUITES[suite](measure_options)
         except CannotMeasure as reason:
             print(f"{suite} is not measured: {reason}", flush=True)
+            has_failed |= not options.all  # it was named
             continue
-        except RankFailed as failure:
+        except (RankFailed, ChildProcessError) as failure:
             print(f"{suite} is not measured: {failure}", flush=True)
             has_failed = True
             continue
-        ended = machine.run_metadata()
-        record = {"suite": suite, "machine": hardware, "began": began, "ended": ended, **content}
+        except KeyboardInterrupt:
+            print(f"INTERRUPTED: {suite}", file=sys.stderr)
+            sys.exit(130)
+        record = {"suite": suite, "machine": hardware, "began": began, "ended": machine.run_metadata(), **content}
         print(f"\n{tables(record)}", flush=True)
         if options.record:
             records.write_json(options.record / f"{suite}.json", record)

@@ -31,6 +31,7 @@ from common.data import provide
 from common.data.synthetic import SIZES
 from common.errors import fail
 from common.flag_types import positive
+from common.instruments.result import quantity
 from common.processes import RankFailed, ranks
 from common.weights import checksum, max_weight_difference
 
@@ -44,7 +45,7 @@ INCOMPLETE = "incomplete.json"
 class Settings(NamedTuple):
     """The choices that all parts of a comparison share."""
 
-    world_size: int  # processes, or replicas
+    world_size: int  # processes, or replicas, that train and are timed; memory and proofs have two or more
     batch_sizes: tuple[int, ...]  # the global batches at which levels are timed; everything else is done at the first
     steps: int  # optimizer steps of each level's training
     rounds: int  # how often the levels take turns being timed
@@ -73,7 +74,7 @@ def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Set
     """
     world_size = options.world_size or gpus or 2
     if 0 < gpus < world_size:
-        fail(f"--world-size {world_size}: there are {gpus} GPUs")
+        fail(f"--world-size {world_size}: this machine has {quantity(gpus, 'GPU')}")
     # The largest batches up to these sizes that all processes can share; at least a sample for each.
     sizes = BATCH_SIZES if options.full else BATCH_SIZES[:1]
     batch_sizes = tuple(max(size // world_size, 1) * world_size for size in sizes)
@@ -119,12 +120,13 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
         rows = throughput.configurations([settings.world_size], size)
         options = MeasureOptions(settings.rounds, settings.data_flags, quick=False)
         report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
-    # For the verdict IN STEP: every script ends at level 00's weights.
-    scripts = report.levels | report.sharded  # of the report's own results: what is put into them is in the report
+    # For the verdict IN STEP: every script ends at level 00's weights. One device would be compared with itself.
+    several = settings._replace(world_size=max(2, settings.world_size))
+    scripts = report.levels | report.sharded  # The inner dicts are shared with `report`, so filling them fills it.
     weights: dict[str, dict[str, Tensor]] = {}
     for script, result in scripts.items():
         begin_part(f"weights of {script}")
-        weights[script] = train_exactly(script, settings)
+        weights[script] = train_exactly(script, several)
         result["max_weight_difference"] = max_weight_difference(weights[script], weights[BASELINE])
         result["weight_checksum"] = checksum(weights[script])
     # For the verdict EXACT: ranks count each test sample once, also where they cannot share the samples evenly.
@@ -134,7 +136,7 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
     # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
     for script, result in scripts.items():
         begin_part(f"memory of {script}")
-        result["simulated_peak_memory"] = simulate_memory(script, settings)
+        result["simulated_peak_memory"] = simulate_memory(script, several)
     networks = memory.NETWORKS if settings.full else ("basic_net", "big_output")
     wrappers = memory.WRAPPERS if settings.full else (DATA_PARALLEL, DDP)
     for devices in memory.DEVICES:
@@ -178,9 +180,9 @@ def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
 
 
 def run_script(script: str, world_size: int, flags: list[str]) -> dict:
-    """Rank 0's result of a training. The processes run on GPUs if there is one for each, as nccl needs."""
+    """Rank 0's result of a training: on GPUs if there is one for each of `world_size` devices, as nccl needs."""
     processes = level_runs.processes_of(script, world_size)
-    too_few_gpus = processes > torch.cuda.device_count()
+    too_few_gpus = world_size > torch.cuda.device_count()
     return ranks(processes, on_cpu=too_few_gpus).run(level_runs.run_level, script, flags, timeout=TIMEOUT_SECONDS)[0]
 
 

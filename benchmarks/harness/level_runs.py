@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from benchmarks.harness.options import WARM_UP_STEPS
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import REPLICATED
 from common import ladder
@@ -20,11 +21,10 @@ from common.launch import read_launch
 from common.memory import track_memory
 from common.start import prepare_process
 
-ACCOUNTED_STEPS = 3  # DDP has its final buckets from the second step on
 EVALUATE_FEW = ["--eval-samples", "100"]
-SIMULATED = ["--device", "cpu", "--max-steps", str(ACCOUNTED_STEPS), *EVALUATE_FEW]
+SIMULATED = ["--device", "cpu", "--max-steps", str(WARM_UP_STEPS + 1), *EVALUATE_FEW]
 STATE = ("parameters", "gradients", "optimizer state")
-load = functools.cache(ladder.load)  # A rank trains one level in many rounds, and executes its file once.
+load_once = functools.cache(ladder.load)  # A rank trains one level in many rounds, and executes its file once.
 
 
 def processes_of(script: str, world_size: int) -> int:
@@ -52,7 +52,7 @@ def find_dataset() -> tuple[str, ...]:
 
 def run_level(level: str, flags: Sequence[str]) -> dict:
     """The result of the level; what it prints is left out. A rank has the threads of its device, or of its share."""
-    module = load(level)
+    module = load_once(level)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         args = prepare_process(parse_args(module.__file__, flags))
         # A rank begins a job with one thread, and a run on a GPU would leave it with that.

@@ -38,10 +38,12 @@ def run_metadata() -> dict:
 
 
 def _commit() -> str | None:
-    """The commit, with "-dirty" if a file differs from it; records do not count, as those just written differ."""
+    """The commit, with "-dirty" if a file differs from it, "-unknown" if git cannot tell; records do not count."""
     git = ("git", "--no-optional-locks", "-C", str(ladder.ROOT))
     commit = _output(*git, "rev-parse", "--short=12", "HEAD")
     changed = _output(*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    if commit and changed is None:
+        return f"{commit}-unknown"
     return f"{commit}-dirty" if commit and changed else commit
 
 

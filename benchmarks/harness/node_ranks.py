@@ -4,8 +4,9 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE
 from common.cores import available_cores, device_cores
@@ -22,28 +23,17 @@ VARIABLES = {
 }
 
 
-class NodeRanks(NamedTuple):
-    """Ranks seen from the process that gives them jobs: `names` are the namespaces of their nodes, in rank order."""
-
-    names: tuple[str, ...]
-    pool: Ranks
-
-    def run(self, function: Callable, *args: Any, timeout: float) -> list:
-        """The results of `function(*args)` in rank order. Raises as `common.processes.Ranks.run` does."""
-        return self.pool.run(run_on_node, self.names, function, *args, timeout=timeout, environment=VARIABLES)
-
-
 @contextmanager
-def ranks_on(names: tuple[str, ...]) -> Iterator[NodeRanks]:
-    """A rank on each of these nodes, from a pool of its own, because a process stays on its node after a job."""
-    pool = Ranks(len(names), on_cpu=True)
+def run_on_nodes(names: tuple[str, ...]) -> Iterator[Callable[..., list]]:
+    """`common.processes.Ranks.run`, with a rank on the node of each of these namespaces, in their order."""
+    pool = Ranks(len(names), on_cpu=True)  # of their own, because a process stays on its node after a job
     try:
-        yield NodeRanks(names, pool)
+        yield partial(pool.run, move_and_call, names, environment=VARIABLES)
     finally:
         pool.stop()
 
 
-def run_on_node(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
+def move_and_call(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
     """The job of a rank: it moves to its node, which is named in `names`, and returns `function(*args)`."""
     rank = int(os.environ["RANK"])
     # Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.
@@ -51,7 +41,7 @@ def run_on_node(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns into {names[rank]}")
     # Each node has a core of its own: the first of its half, so that the nodes share no physical core if there are two.
-    # After the first job that core is the only one that the rank may use.
+    # After the first job that core is the only one that the rank may use; `two_nodes` needs two.
     cores = available_cores()
     if cores > 1:
         os.sched_setaffinity(0, device_cores(rank, cores // 2)[:1])

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 
 LARGEST_QUIET_SPREAD = 0.15
 SEED = 42
-WARM_UP_STEPS = 2  # not timed: DDP makes its final buckets in the second step
 FEWEST_ROUNDS = 6  # The interval of as many rounds, or more, has at least LEAST_CONFIDENCE.
 LEAST_CONFIDENCE = 0.95
 

@@ -24,8 +24,9 @@ A group is rows that take turns, and how they compare:
 
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
 `machine` is the `hardware_and_versions` of `benchmarks.harness.machine`, and `began` and `ended` are its `run_metadata`
-before and after the suite was measured. `benchmarks.suites.sharing` has "rows" in place of the groups. A record is a
-dict also before it is written, because tables and pictures are made from files of records alone.
+before and after the suite was measured, with the load before all suites. A group may have more keys: "link", "dataset",
+"lanes" (a row's spans on each rank). `benchmarks.suites.sharing` has "rows" of bytes in place of the groups. A record
+is a dict also before it is written, because tables and pictures are made from files of records alone.
 """
 
 import json

@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from benchmarks.harness.options import CannotMeasure
+from common.cores import available_cores
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACE = "cable"
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
-# After a pause a throttled cable lets a burst through at its own speed. tbf refills its bucket at timer ticks. If the
-# bucket is smaller than one tick's bytes, the link stays below its rate. At 10 Gbit/s the largest one is enough.
+# After a pause a throttled cable lets a burst through at its own speed. A bucket smaller than the
+# bytes of one timer tick may keep it below its rate: at 10 Gbit/s that was not seen, DDP was as fast as "unlimited".
 BURST_SECONDS = 1e-3
 SMALLEST_BURST_BYTES = 16 * 1024
 LARGEST_BURST_BYTES = 256 * 1024
@@ -50,7 +51,7 @@ class Nodes:
         deadline = time.monotonic() + 20
         while pids := _run("ip", "netns", "pids", self.names[node]).split():
             if time.monotonic() > deadline:
-                raise CannotMeasure(f"processes {pids} of {self.names[node]} survive SIGKILL")
+                raise ChildProcessError(f"processes {pids} of {self.names[node]} survive SIGKILL")
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
@@ -63,23 +64,29 @@ def two_nodes() -> Iterator[Nodes]:
 
     Raises:
         CannotMeasure: where this machine allows no two nodes, no limit of their cable, or no process on them.
+        ChildProcessError: from the `Nodes`, where a command fails later.
     """
     nodes = Nodes((f"ladder-{os.getpid()}-0", f"ladder-{os.getpid()}-1"))
     first, second = nodes.names
+    if available_cores() < len(nodes.names):
+        raise CannotMeasure("two nodes need as many cores")
     with ExitStack() as made:
-        for node, name in enumerate(nodes.names):
-            _run("ip", "netns", "add", name)
-            made.callback(_clean_up, _run, "ip", "netns", "delete", name)
-            made.callback(_clean_up, nodes.kill, node)
-        _run("ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", INTERFACE, "netns", second)
-        for name, address in zip(nodes.names, ADDRESSES, strict=True):
-            _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
-            for interface in ("lo", INTERFACE):
-                _run("ip", "-n", name, "link", "set", interface, "up")
-        # Some machines allow nodes, but not this.
-        _run("ip", "netns", "exec", first, "true")
-        nodes.limit(1e9)
-        nodes.limit(None)
+        try:
+            for node, name in enumerate(nodes.names):
+                _run("ip", "netns", "add", name)
+                made.callback(_clean_up, _run, "ip", "netns", "delete", name)
+                made.callback(_clean_up, nodes.kill, node)
+            _run("ip", "link", "add", INTERFACE, "netns", first, "type", "veth", "peer", INTERFACE, "netns", second)
+            for name, address in zip(nodes.names, ADDRESSES, strict=True):
+                _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", INTERFACE)
+                for interface in ("lo", INTERFACE):
+                    _run("ip", "-n", name, "link", "set", interface, "up")
+            # Some machines allow nodes, but not this.
+            _run("ip", "netns", "exec", first, "true")
+            nodes.limit(1e9)
+            nodes.limit(None)
+        except ChildProcessError as reason:
+            raise CannotMeasure(f"two nodes need root, iproute2 and namespaces: {reason}") from reason
         yield nodes
 
 
@@ -87,14 +94,14 @@ def _clean_up(step: Callable, *args: object) -> None:
     """Call `step`. If it fails, that is printed and not raised, because what has been measured holds all the same."""
     try:
         step(*args)
-    except CannotMeasure as failure:
+    except ChildProcessError as failure:
         print(f"not cleaned up: {failure}", file=sys.stderr, flush=True)
 
 
 def _run(*command: str) -> str:
-    """The command's output; CannotMeasure with what it says on stderr if it fails."""
+    """The command's output; ChildProcessError with what it says on stderr if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        reason = getattr(error, "stderr", None) or error
-        raise CannotMeasure(f"two nodes need root, iproute2 and namespaces: {' '.join(command)}: {reason}") from error
+        reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+        raise ChildProcessError(f"{' '.join(command)}: {reason or error}") from error

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.harness.options import TIMEOUT_SECONDS
+from benchmarks.harness.options import TIMEOUT_SECONDS, WARM_UP_STEPS
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP2
 from common.memory import label
@@ -25,7 +25,7 @@ from common.process_group import process_group
 from common.processes import ranks
 from common.small.data_parallel import EmulatedDataParallel
 
-STEPS = 3  # From the second on the optimizer has its state, and DDP its final buckets.
+STEPS = WARM_UP_STEPS + 1
 DEVICES = (2, 4, 8)
 
 

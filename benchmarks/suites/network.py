@@ -4,15 +4,16 @@ A process on each of two nodes (see `benchmarks.harness.two_nodes`) has one core
 every bandwidth in turn, and on one of the nodes alone.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 from benchmarks.harness import level_runs, records
 from benchmarks.harness.configurations import Configuration, Steps
-from benchmarks.harness.node_ranks import NodeRanks, ranks_on
-from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, MeasureOptions
-from benchmarks.harness.paired import WARM_UP_STEPS, Samples, take_turns
+from benchmarks.harness.node_ranks import run_on_nodes
+from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, WARM_UP_STEPS, MeasureOptions
+from benchmarks.harness.paired import Samples, take_turns
 from benchmarks.harness.records import Pair
 from benchmarks.harness.rows import RAW_DDP
 from benchmarks.harness.two_nodes import BANDWIDTHS, Nodes, two_nodes
@@ -42,22 +43,22 @@ def measure(options: MeasureOptions) -> dict:
     """One group, of all rows; with --quick of those of the first batch."""
     batches = BATCH_SIZES[:1] if options.quick else BATCH_SIZES
     rows = [LinkRow(batch, link) for batch, link in product(batches, (None, *BANDWIDTHS))]
-    with two_nodes() as nodes, ranks_on(nodes.names[:1]) as one_rank, ranks_on(nodes.names) as two_ranks:
+    with two_nodes() as nodes, run_on_nodes(nodes.names[:1]) as run_on_one, run_on_nodes(nodes.names) as run_on_two:
         contestants = {}
         for row in rows:
-            row_ranks = one_rank if row.nodes == 1 else two_ranks
-            contestants[row.name] = partial(images_per_second, row, nodes, row_ranks)
+            run = run_on_one if row.nodes == 1 else run_on_two
+            contestants[row.name] = partial(images_per_second, row, nodes, run)
         samples = take_turns(contestants, range(options.rounds))
     return {"groups": [record(rows, samples)]}
 
 
-def images_per_second(row: LinkRow, nodes: Nodes, row_ranks: NodeRanks) -> float:
+def images_per_second(row: LinkRow, nodes: Nodes, run: Callable[..., list]) -> float:
     """Level 02's images per second on the row's nodes together, by the slowest rank's clock."""
     if row.link is not None:
         nodes.limit(BANDWIDTHS[row.link])
     level = Configuration(RAW_DDP, row.nodes, row.batch * row.nodes)
     argv = [*level.argv(STEPS), "--dataset", "synthetic", "--device", "cpu"]
-    results = row_ranks.run(level_runs.run_level, RAW_DDP, argv, timeout=TIMEOUT_SECONDS)
+    results = run(level_runs.run_level, RAW_DDP, argv, timeout=TIMEOUT_SECONDS)
     return min(result["images_per_sec"] for result in results)
 
 

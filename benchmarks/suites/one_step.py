@@ -8,8 +8,7 @@ from benchmarks.harness.lanes.record_level import record_level
 from benchmarks.harness.lanes.spans import RecordedStep
 from benchmarks.harness.lanes.typical_steps import record_in_turns
 from benchmarks.harness.level_runs import processes_of
-from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
-from benchmarks.harness.paired import WARM_UP_STEPS
+from benchmarks.harness.options import TIMEOUT_SECONDS, WARM_UP_STEPS, CannotMeasure, MeasureOptions
 from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
 from common import ladder
 from common.cores import available_cores
@@ -31,7 +30,7 @@ def measure(options: MeasureOptions) -> dict:
     if available_cores() < DEVICES:
         raise CannotMeasure(f"{DEVICES} devices need as many cores")
     group = record_in_turns(TITLE, SCRIPTS, partial(record_devices, options.data_flags), options.rounds)
-    return {"groups": [group]}
+    return {"groups": [group | {"dataset": options.data_flags[1]}]}
 
 
 def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[list[RecordedStep]]:

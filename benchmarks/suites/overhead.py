@@ -1,18 +1,16 @@
-"""The time that an abstraction adds to a step: a raw loop, the core, the Trainer and their peers, in one process.
+"""The time that an abstraction adds to a step: a raw loop, the core, the Trainer and their peers.
 
 The model, Linear(16, 10), has next to nothing to compute, so what is left is the loop's own cost. Model and data are in
-the CPU's memory. Each round runs every contestant once over 400 batches of 64 samples, on one thread (see
-`prepare_main_process` of `benchmarks.__main__`). The order of the contestants is drawn anew. The result is the
-difference to a raw loop of the same round that does the same work. The Trainers' raw loop also measures the gradients'
-norm, steps a schedule and sums the losses, as they do. They measure the norm by clipping to no limit, which leaves the
-gradients as they are. No contestant logs or saves.
+the CPU's memory. Every contestant has a process of its own with one thread, because what one library imports may slow
+the others. Each round runs every contestant once over 400 batches of 64 samples, in an order that is drawn anew. The
+result is the difference to a raw loop of the same round that does the same work. The Trainers' raw loop also measures
+the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by clipping to no limit,
+which leaves the gradients as they are. No contestant logs or saves.
 
 A contestant's sample is its median step. A step takes some hundred microseconds, and a process that loses its core for
 one step would else add milliseconds to the mean.
 """
 
-import contextlib
-import importlib
 import importlib.util
 import io
 import os
@@ -20,7 +18,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -33,9 +31,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness import records
-from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.paired import take_turns
 from benchmarks.harness.records import Pair
+from common.launch import rank_variables
+from common.processes import Ranks
 
 STEPS = 400
 WARM_UP = 100
@@ -62,12 +62,15 @@ def median_step(ends: list[float]) -> float:
     return statistics.median(end - start for start, end in pairwise(ends[WARM_UP:]))
 
 
-def model_optimizer_loader() -> tuple[Module, Optimizer, DataLoader]:
-    """A model, its optimizer and its loader: the same for every contestant with a loop of its own."""
+def model_and_optimizer() -> tuple[Module, Optimizer]:
+    """The same for every contestant."""
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 10)
-    loader = DataLoader(data(), BATCH, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def tuple_loader() -> DataLoader:
+    return DataLoader(data(), BATCH, shuffle=True, drop_last=True, collate_fn=lambda batch: batch)
 
 
 def timed(
@@ -86,45 +89,35 @@ def timed(
 
 
 def raw_loop() -> float:
-    model, optimizer, loader = model_optimizer_loader()
-    return timed(model, optimizer, loader, torch.Tensor.backward)
+    return timed(*model_and_optimizer(), tuple_loader(), torch.Tensor.backward)
 
 
 def by_accelerator(library: str, accumulate: bool = False) -> float:
     """Seconds of the median step of the Accelerator of `library`, "common.accelerator" or "accelerate"."""
     module = importlib.import_module(library)
     accelerator = module.Accelerator(cpu=True)
-    model, optimizer, loader = accelerator.prepare(*model_optimizer_loader())
+    loader = tuple_loader()
+    model, optimizer, loader = accelerator.prepare(*model_and_optimizer(), loader)
     context_of_step = accelerator.accumulate if accumulate else nullcontext
-    seconds = timed(model, optimizer, loader, accelerator.backward, context_of_step)
-    accelerator.free_memory()
-    return seconds
+    return timed(model, optimizer, loader, accelerator.backward, context_of_step)
 
 
 def by_fabric() -> float:
     from lightning.fabric import Fabric
 
     engine = Fabric(accelerator="cpu", devices=1)
-    model, optimizer, loader = model_optimizer_loader()
-    model, optimizer = engine.setup(model, optimizer)
-    return timed(model, optimizer, engine.setup_dataloaders(loader), engine.backward)
+    model, optimizer = engine.setup(*model_and_optimizer())
+    return timed(model, optimizer, engine.setup_dataloaders(tuple_loader()), engine.backward)
 
 
 def to_dict(batch: tuple[torch.Tensor, ...]) -> dict[str, torch.Tensor]:
     return {"x": batch[0], "y": batch[1]}
 
 
-def model_optimizer_schedule() -> tuple[Module, Optimizer, LambdaLR]:
-    """The same for a Trainer and for the raw loop that does its work."""
-    torch.manual_seed(0)
-    model = torch.nn.Linear(16, 10)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    return model, optimizer, LambdaLR(optimizer, lambda step: 1.0)
-
-
 def raw_loop_like_trainer() -> float:
     """Seconds of the median step of a plain loop with all that a Trainer does: the norm, the schedule, the losses."""
-    model, optimizer, schedule = model_optimizer_schedule()
+    model, optimizer = model_and_optimizer()
+    schedule = LambdaLR(optimizer, lambda step: 1.0)
     loss_sum = torch.zeros((), dtype=torch.float64)
     ends = []
     loader = DataLoader(data(), BATCH, shuffle=True, collate_fn=to_dict)
@@ -153,9 +146,9 @@ def by_trainer(library: str) -> float:
         def on_step_end(self, args, state, control, **kwargs):
             ends.append(time.perf_counter())
 
-    model, optimizer, schedule = model_optimizer_schedule()
+    model, optimizer = model_and_optimizer()
     # A Trainer prints a summary at its end, which is not wanted here.
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         arguments = module.TrainingArguments(
             folder,
             per_device_train_batch_size=BATCH,
@@ -174,7 +167,7 @@ def by_trainer(library: str) -> float:
             data_collator=to_dict,
             train_dataset=data(),
             callbacks=[Watching()],
-            optimizers=(optimizer, schedule),
+            optimizers=(optimizer, LambdaLR(optimizer, lambda step: 1.0)),
         )
         trainer.train()
     return median_step(ends)
@@ -202,14 +195,29 @@ LOOPS = (
 )
 
 
+def run_alone(loop: Callable[[], float]) -> float:
+    """The job of a contestant's process."""
+    for name in rank_variables(0, 1, 0):  # with them accelerate would wrap the model in a DDP of one rank
+        del os.environ[name]
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    return loop()
+
+
 def measure(options: MeasureOptions) -> dict:
     """One group, of all loops, with what each library adds to the raw loop that does the same work."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     missing = {name for name in PEERS if not importlib.util.find_spec(name)}
     if missing:
         print(f"not measured: {', '.join(sorted(missing))}, not installed (pip install -e '.[peers]')", flush=True)
     loops = [loop for loop in LOOPS if missing.isdisjoint(loop.needs)]
     pairs = [Pair(loop.name, loop.raw, "difference") for loop in loops if loop.raw]
-    seconds = take_turns({loop.name: loop.run for loop in loops}, range(options.rounds))
-    samples = {name: [1e6 * value for value in values] for name, values in seconds.items()}
+    processes = {loop: Ranks(1, on_cpu=True) for loop in loops}
+    contestants = {}
+    for loop, process in processes.items():
+        contestants[loop.name] = partial(process.run, run_alone, loop.run, timeout=TIMEOUT_SECONDS)
+    try:
+        results = take_turns(contestants, range(1 + options.rounds))  # in the first round, left out, processes import
+    finally:
+        for process in processes.values():
+            process.stop()
+    samples = {name: [1e6 * seconds for (seconds,) in turns[1:]] for name, turns in results.items()}
     return {"groups": [records.group("overhead per step", "µs", samples, pairs=pairs)]}

@@ -15,8 +15,8 @@ NAMES = {"02_ddp_raw": "DDP", ladder.FSDP: "FSDP", ladder.MESH: "mesh of 2 × 2"
 
 def measure(_: MeasureOptions) -> dict:
     """The bytes of each rank by category, for each script."""
-    flags = ["--dataset", "synthetic", "--batch-size", "64"]
     rows = {}
     for script, name in NAMES.items():
+        flags = ["--dataset", "synthetic", *level_runs.flags_on(script, RANKS, 64)]
         rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, script, flags, timeout=TIMEOUT_SECONDS)
     return {"rows": rows}

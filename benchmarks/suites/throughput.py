@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.harness import records
 from benchmarks.harness.configurations import Configuration, Steps, row_name
-from benchmarks.harness.options import BATCH_SIZES, MeasureOptions
-from benchmarks.harness.paired import WARM_UP_STEPS, take_turns
+from benchmarks.harness.options import BATCH_SIZES, WARM_UP_STEPS, MeasureOptions
+from benchmarks.harness.paired import take_turns
 from benchmarks.harness.records import Pair
 from benchmarks.harness.rows import BASELINE, RAW_DDP
 from common import ladder

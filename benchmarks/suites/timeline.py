@@ -5,15 +5,16 @@ Two ranks, one core each, train a small network over a link of 1 Gbit/s and of 1
 steps' times a group holds the "lanes" of one typical step, from which `benchmarks.report` draws pictures.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.harness.lanes.gradient_averaging import IMAGES_PER_BACKWARD, WRAPPERS, record_rank
 from benchmarks.harness.lanes.typical_steps import record_in_turns
-from benchmarks.harness.node_ranks import NodeRanks, ranks_on
+from benchmarks.harness.node_ranks import run_on_nodes
 from benchmarks.harness.options import TIMEOUT_SECONDS, CannotMeasure, MeasureOptions
 from benchmarks.harness.two_nodes import BANDWIDTHS, two_nodes
-from common.processes import Ranks, ranks
+from common.processes import ranks
 
 LINKS = ("1 Gbit/s", "100 Mbit/s")
 LOOPBACK = "loopback"
@@ -27,16 +28,16 @@ def measure(options: MeasureOptions) -> dict:
         except CannotMeasure as reason:
             print(f"timeline measures {LOOPBACK} alone: {reason}", flush=True)
         else:
-            two_ranks = stack.enter_context(ranks_on(nodes.names))
+            run = stack.enter_context(run_on_nodes(nodes.names))
             for link in LINKS:
                 nodes.limit(BANDWIDTHS[link])
-                groups.append(record_over(link, two_ranks, options.rounds))
-    groups.append(record_over(LOOPBACK, ranks(2, on_cpu=True), options.rounds))
+                groups.append(record_over(link, run, options.rounds))
+    groups.append(record_over(LOOPBACK, ranks(2, on_cpu=True).run, options.rounds))
     return {"groups": groups}
 
 
-def record_over(link: str, two_ranks: NodeRanks | Ranks, rounds: int) -> dict:
-    """The group of all wrappers on two ranks that the link joins."""
+def record_over(link: str, run: Callable[..., list], rounds: int) -> dict:
+    """The group of all wrappers on two ranks that the link joins; `run` calls a function on them."""
     title = f"one step of two ranks over {link}, {IMAGES_PER_BACKWARD} images a backward"
-    record_steps = partial(two_ranks.run, record_rank, timeout=TIMEOUT_SECONDS)
+    record_steps = partial(run, record_rank, timeout=TIMEOUT_SECONDS)
     return record_in_turns(title, WRAPPERS, record_steps, rounds) | {"link": link}

@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
-from benchmarks.harness.options import TIMEOUT_SECONDS
-from benchmarks.harness.paired import WARM_UP_STEPS, Samples, interval_of_median, ratios, take_turns
+from benchmarks.harness.options import TIMEOUT_SECONDS, WARM_UP_STEPS
+from benchmarks.harness.paired import Samples, interval_of_median, ratios, take_turns
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import milliseconds

@@ -13,7 +13,7 @@ from textwrap import fill
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.harness.paired import WARM_UP_STEPS
+from benchmarks.harness.options import WARM_UP_STEPS
 from benchmarks.harness.records import totals
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE

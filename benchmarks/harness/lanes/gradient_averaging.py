@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 from benchmarks.harness.lanes.record_steps import record
 from benchmarks.harness.lanes.spans import ALL_REDUCE, BACKWARD, FORWARD, RecordedStep
-from benchmarks.harness.paired import WARM_UP_STEPS
+from benchmarks.harness.options import WARM_UP_STEPS
 from common.process_group import process_group
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 

@@ -1,9 +1,9 @@
 """Record what each device of this process does in its steps, by torch's profiler.
 
 A step lasts from the end of the optimizer's step before it to the end of its own. It has phases: forward, backward, the
-optimizer's step. Within a phase a device computes while an operator runs on one of its threads. In the rest of the step
-it waits: for messages, for another device, or because another process has its core. In this example a device waits once
-in forward and once in backward:
+optimizer's step. Within a phase a device computes while an operator runs on one of its threads; an operator outside of
+all phases, which reads the batch or zeroes gradients, has no span. In the rest of the step the device waits: for
+messages, for another device, or because another process has its core. Here it waits once in forward and in backward:
 
     phases       |----- forward -----|-------- backward --------|- optimizer -|
     operators     ## #### ####        ####### ##         ### ###  ## ## ## ##
@@ -71,7 +71,9 @@ def steps_of_devices(events: list[Event], profiler_started: float, sending: str)
 
 def _threads_of_devices(events: list[Event], main: int) -> list[set[int]]:
     """The threads of each device: a thread besides `main` that runs a forward is a replica's; `main` is device 0's."""
-    replicas = sorted({event.thread for event in events if event.name == FORWARD} - {main})
+    # Assumed: the replicas' first forwards begin in the order of their devices, in which their threads are started.
+    threads = dict.fromkeys(event.thread for event in events if event.name == FORWARD)
+    replicas = [thread for thread in threads if thread != main]
     devices = [{thread} for thread in replicas] or [set()]
     devices[0].add(main)
     return devices
@@ -99,24 +101,16 @@ def _messages(events: list[Event], name: str) -> list[Span]:
 
 def _phases_and_waiting(events: list[Event], seconds: float) -> list[Span]:
     """Spans for what a device does in a step that takes `seconds`; `events` are those of its threads."""
+    operators = [(event.start, event.end) for event in events if event.name.startswith("aten::")]
     spans = []
     for phase in events:
         if phase.name in PHASES:
-            for start, end in join(_operators_within(phase, events), gap=SHORTEST_WAIT):
+            of_phase = [(start, end) for start, end in operators if phase.start <= start < phase.end]
+            for start, end in join(of_phase, gap=SHORTEST_WAIT):
                 spans.append(Span(phase.name, COMPUTING_LANE, start, end))
-    busy = sorted((span.start, span.end) for span in spans)
     busy_until = 0.0
-    for start, end in [*busy, (seconds, seconds)]:
+    for start, end in [*join(operators), (seconds, seconds)]:
         if start > busy_until + SHORTEST_WAIT:
             spans.append(Span(WAITING, COMPUTING_LANE, busy_until, start))
         busy_until = max(busy_until, end)
     return sorted(spans, key=lambda span: span.start)
-
-
-def _operators_within(phase: Event, events: list[Event]) -> list[tuple[float, float]]:
-    """The start and the end of each operator that ran in a phase."""
-    found = []
-    for event in events:
-        if event.name.startswith("aten::") and phase.start <= event.start < phase.end:
-            found.append((event.start, event.end))
-    return found

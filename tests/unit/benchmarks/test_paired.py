@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.harness.paired import FEWEST_ROUNDS, LEAST_CONFIDENCE, interval_of_median, ratios, summarise, take_turns
+from benchmarks.harness.paired import FEWEST_ROUNDS, LEAST_CONFIDENCE, interval_of_median, summarise, take_turns
 
 
 def test_every_round_has_all_contestants_in_an_order_of_its_own():
@@ -48,11 +48,3 @@ def test_median_quartiles_and_noise_of_known_samples(samples, low, median, high,
     assert (summary.low, summary.median, summary.high) == pytest.approx((low, median, high))
     assert summary.spread == pytest.approx((high - low) / median)
     assert summary.noisy is noisy  # above 15 %
-
-
-def test_a_drift_that_contestants_share_cancels_in_pairs():
-    drift = [1.0, 3.0, 0.5, 2.0, 8.0]
-    ours, theirs = [90 * d for d in drift], [100 * d for d in drift]
-    ratio = summarise(ratios(ours, theirs))
-    assert (ratio.low, ratio.median, ratio.high) == pytest.approx((0.9, 0.9, 0.9))
-    assert summarise(ours).noisy and not ratio.noisy

@@ -86,6 +86,8 @@ def test_a_changed_file_makes_the_commit_dirty_and_a_record_does_not(tmp_path, m
     clean = machine.run_metadata()["commit"]
     source.write_text("after")
     assert machine.run_metadata()["commit"] == f"{clean}-dirty" and "dirty" not in clean
+    (tmp_path / ".git" / "index").write_text("broken")
+    assert machine.run_metadata()["commit"] == f"{clean}-unknown"
 
 
 def test_a_busy_machine_is_named_by_all_of_its_cores(capsys, monkeypatch):

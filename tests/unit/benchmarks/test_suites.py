@@ -6,7 +6,8 @@
 import contextlib
 import importlib.util
 import json
-from types import SimpleNamespace
+import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,9 +59,21 @@ def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
     assert "overhead is not measured: rank 1: NameError" in printed
     assert [path.name for path in tmp_path.iterdir()] == ["sharing.json"]
     assert json.loads((tmp_path / "sharing.json").read_text())["rounds"] == 3
+    with pytest.raises(SystemExit, match="1"):
+        program.main(["one_step"])
+    monkeypatch.setattr(program, "SUITES", {"one_step": cannot, "sharing": lambda options: {"rows": {}}})
+    program.main(["all"])  # leaves out what this machine cannot measure
 
 
-ACCELERATE = {"accelerate", "accelerate, accumulate()"}
+def count_turns(turns=[]):  # noqa: B006
+    turns.append("RANK" in os.environ)
+    return len(turns) + sum(turns) / 2
+
+
+def test_contestants_of_overhead_have_a_process_each_which_is_no_rank(monkeypatch):
+    monkeypatch.setattr(overhead, "LOOPS", [overhead.Loop(name, count_turns) for name in "ab"])
+    (group,) = overhead.measure(QUICK)["groups"]
+    assert [row["samples"] for row in group["rows"].values()] == [[2e6, 3e6]] * 2
 
 
 @pytest.mark.parametrize(
@@ -68,12 +81,12 @@ ACCELERATE = {"accelerate", "accelerate, accumulate()"}
     [
         (overhead.PEERS, set()),
         (["accelerate"], {"lightning.fabric"}),  # the Trainer of transformers needs accelerate
-        (["transformers"], {"lightning.fabric", *ACCELERATE}),
+        (["transformers"], {"lightning.fabric", "accelerate", "accelerate, accumulate()"}),
     ],
 )
 def test_without_a_peer_the_rows_that_need_it_are_left_out_and_it_is_said(missing, theirs, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else "found")
-    monkeypatch.setattr(overhead, "take_turns", lambda contestants, rounds: {key: [1.0] for key in contestants})
+    monkeypatch.setattr(overhead, "take_turns", lambda contestants, rounds: {key: [[1.0]] * 2 for key in contestants})
     (group,) = overhead.measure(QUICK)["groups"]
     ours = {"common.accelerator", "common.accelerator, accumulate()", "common.trainer"}
     assert set(group["rows"]) == {overhead.RAW, overhead.RAW_LIKE_TRAINER, *ours, *theirs}
@@ -91,7 +104,7 @@ def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(
     monkeypatch.setattr(timeline, "record_over", lambda link, pair, rounds: {"link": link})
     assert timeline.measure(QUICK) == {"groups": [{"link": timeline.LOOPBACK}]}
     assert "two nodes need root" in capsys.readouterr().out
-    nodes = SimpleNamespace(names=("a", "b"), limit=cannot)
+    nodes = Mock(names=("a", "b"), limit=Mock(side_effect=ChildProcessError))
     monkeypatch.setattr(timeline, "two_nodes", lambda: contextlib.nullcontext(nodes))
-    with pytest.raises(CannotMeasure):  # not "alone", after a link has been measured
+    with pytest.raises(ChildProcessError):  # not "alone", after a link has been measured
         timeline.measure(QUICK)
