@@ -110,7 +110,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
         have_rows = list(map(_has_rows, values, rows_by_batch))
         if all(have_rows):
             joined[name] = _join_rows(name, values)
-        elif not any(have_rows) and all(_is_same(value, first) for value in values):
+        elif all(_is_same(value, first) for value in values):
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
@@ -118,10 +118,15 @@ def join_batches(batches: Sequence[Any]) -> Any:
 
 
 def _is_same(leaf: Any, other: Any) -> bool:
-    """True for two equal values without rows. NaN equals NaN here."""
+    """True for two equal values, both no tensors or arrays. NaN equals NaN here.
+
+    Lists that are equal beside different numbers of rows have no rows, even if one has as many entries as rows.
+    """
+    if _is_array(leaf) or _is_array(other):
+        return False
     try:
         return bool(leaf == other or (leaf != leaf and other != other))
-    except ValueError:  # NumPy compares arrays within lists entry by entry. Such lists count as different.
+    except (RuntimeError, ValueError):  # Tensors and arrays within are compared entry by entry. They count as different.
         return False
 
 
@@ -144,6 +149,8 @@ def fill_up(batch: Any, first_rows: Any, least_rows: int) -> Any:
             filled[name] = leaf
         elif _has_rows(first, num_first_rows):
             filled[name] = _join_rows(name, [leaf, *repeat(first, copies)])
+        elif _is_same(leaf, first):
+            filled[name] = leaf
         else:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
     return replace_leaves(batch, filled.values(), is_list_of_entries)
