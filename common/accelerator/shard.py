@@ -146,8 +146,7 @@ class DataLoaderShard(DataLoader):
                 "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
-        # From now on, also in later passes: see `_workers_seed_is_drawn`.
-        self.progress.seed_is_drawn = self.persistent_workers
+        self.progress.seed_is_drawn = self.persistent_workers  # in later passes too: `_workers_seed_is_drawn`
         with restored_generators(self.device, self.samplers[-1], self.generator):
             steps = self._begin_reading(this_pass)
             if self.use_stateful_dataloader:
