@@ -200,9 +200,8 @@ class DataLoaderShard(DataLoader):
         They draw one seed, when they begin: an uninterrupted run in its first pass alone. A run that resumes begins
         them again, so a copy draws. A loader that skips more than as prepared has its own, which begin in both runs.
         """
-        return (
-            self.persistent_workers and self.progress.seed_is_drawn and self.skip_batches == self.progress.prepared_skip
-        )
+        skips_as_prepared = self.skip_batches == self.progress.prepared_skip
+        return self.persistent_workers and self.progress.seed_is_drawn and skips_as_prepared
 
     @property
     def gradient_state(self) -> GradientState:
