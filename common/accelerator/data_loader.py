@@ -61,7 +61,7 @@ def prepare_data_loader(
     sampler or generator is put into the script's own batch sampler or sampler.
 
     `use_seedable_sampler` makes this a collective: the default of `data_seed` is the seed of rank 0, and with samplers
-    of other kinds the seeds of all processes are compared.
+    of other kinds the states of all processes' generators are compared.
 
     Args:
         dataloader: what a single process would iterate over. Batches come in their order, also with `in_order=False`.
@@ -77,8 +77,8 @@ def prepare_data_loader(
     Raises:
         NotImplementedError: for `torch_device_mesh`, with which several processes would get the same batch.
         ValueError: for a batch size that cannot be split, and for `dispatch_batches` without `put_on_device`. On
-            several processes for a DistributedSampler or DistributedEvalSampler, for a SkipDataLoader that leaves out
-            no whole number of steps and, unless the loader dispatches, for one that makes no batches.
+            several processes for a DistributedSampler or DistributedEvalSampler that shards, for a SkipDataLoader that
+            leaves out no whole number of steps and, unless the loader dispatches, for one that makes no batches.
     """
     if torch_device_mesh is not None:
         raise NotImplementedError("torch_device_mesh is out of scope")
@@ -93,7 +93,10 @@ def prepare_data_loader(
     num_processes = state.num_processes if num_processes is None else num_processes
     process_index = state.process_index if process_index is None else process_index
     _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
-    skip_batches = _steps_skipped_by(dataloader, batches_per_step=1 if split_batches else num_processes)
+    skipped = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
+    skipped_steps, extra_batches = divmod(skipped, 1 if split_batches else num_processes)
+    if extra_batches > 0:
+        raise ValueError(f"{skipped} skipped batches are no whole number of steps: skip steps after `prepare` instead")
     index_sampler = index_sampler_of(dataloader)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
@@ -106,7 +109,7 @@ def prepare_data_loader(
             dataset,
             split_batches,
             slice_fn_for_dispatch,
-            skip_batches=skip_batches,
+            skip_batches=skipped_steps,
             use_stateful_dataloader=use_stateful_dataloader,
             _drop_last=dataloader.drop_last,
             _non_blocking=non_blocking,
@@ -122,7 +125,7 @@ def prepare_data_loader(
         generator = generator_of(dataset)
         dataset = StreamShard(dataset, shard)
     elif num_processes > 1:
-        generator = _generator_for_all(index_sampler, use_seedable_sampler)
+        generator = _generator_for_all(index_sampler, use_seedable_sampler, rng_types)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         loading = loading_arguments(dataloader, shard)
     return DataLoaderShard(
@@ -130,7 +133,7 @@ def prepare_data_loader(
         device=device if put_on_device else None,
         rng_types=rng_types,
         synchronized_generator=generator,
-        skip_batches=skip_batches,
+        skip_batches=skipped_steps,
         use_stateful_dataloader=use_stateful_dataloader,
         _drop_last=dataloader.drop_last,
         _non_blocking=non_blocking,
@@ -138,18 +141,20 @@ def prepare_data_loader(
     )
 
 
-def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool) -> torch.Generator | None:
+def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types: Any) -> torch.Generator | None:
     """The generator from which all processes draw one order; a sampler without one may get it, seeded from torch's."""
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
     sampler: Any = getattr(index_sampler, "sampler", None)
     if not hasattr(sampler, "generator"):
         return None
     if use_seedable_sampler:
-        # The original gives none. Here there is one where seeds differ, so that samples would be lost without it.
+        # The original gives none. Here there is one where states differ, so that samples would be lost without it.
         if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
             return None
-        seeds = gather_object([torch.initial_seed()])
-        if len(set(seeds)) == 1:
+        if sampler.generator is None and "torch" in (rng_types or ()):  # Each pass takes over rank 0's.
+            return None
+        state = (generator_of(sampler) or torch.default_generator).get_state()
+        if all(torch.equal(state, other) for other in gather_object([state])):
             return None
     if sampler.generator is None:
         sampler.generator = torch.Generator()
@@ -168,8 +173,9 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
     if num_processes == 1:
         return
     chain = [sampler for sampler in sampler_chain(index_sampler) if not isinstance(sampler, SkipBatchSampler)]
-    if isinstance(chain[-1], (DistributedSampler, DistributedEvalSampler)):
-        raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
+    for sampler in chain:  # A script's own DistributedSampler may draw from another sampler.
+        if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sampler.num_replicas > 1:
+            raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
     makes_batches = dataloader.batch_sampler is not None or isinstance(chain[0], BatchSampler)
     if not dispatch_batches and not makes_batches:
         raise ValueError("on several processes a loader needs batches to share: batch_size=None makes none")
@@ -180,14 +186,6 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
             "leave its loader unprepared"
         )
-
-
-def _steps_skipped_by(dataloader: DataLoader, batches_per_step: int) -> int:
-    """Steps of all processes that a SkipDataLoader leaves out; 0 for another loader."""
-    batches = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
-    if batches % batches_per_step:
-        raise ValueError(f"{batches} skipped batches are no whole number of steps: skip steps after `prepare` instead")
-    return batches // batches_per_step
 
 
 def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:

@@ -101,16 +101,15 @@ class DataLoaderDispatcher(DataLoaderShard):
 
         So the generators of all ranks stay alike, unless an order without workers is drawn from torch's.
         """
-        # The seed. Without workers torch's loader draws it and, as in the original, calls `iter` of a stream.
-        if self.num_workers == 0:
-            super()._read(this_pass)
-        elif self._reader is None:
-            if not self.use_stateful_dataloader:
-                iter(self._index_sampler_of(this_pass))  # which may draw, see `steps_of`
+        if self.prefetch_factor is None:  # There are no workers.
+            super()._read(this_pass)  # This draws the seed and, as in the original, calls `iter` of a stream.
+            return
+        if self._reader is None:  # The workers begin in this pass.
+            if not self.use_stateful_dataloader:  # A stateful loader draws all of the order after the seed.
+                iter(self._index_sampler_of(this_pass))  # which may draw, see `PassSampler`
             torch.empty((), dtype=torch.int64).random_(generator=self._get_reader().generator)
-        # The order. Workers begin to read when the pass begins.
-        if self.prefetch_factor is not None:  # There are workers.
-            list(islice(self._index_sampler_of(this_pass), self.prefetch_factor * self.num_workers))
+        # Workers read ahead when the pass begins, so the order is drawn then.
+        list(islice(self._index_sampler_of(this_pass), self.prefetch_factor * self.num_workers))
 
     def _joined_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader."""
@@ -133,8 +132,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
-                next_batch = next(batches, None)
-                if next_batch is not None:
+                if next(batches, None) is not None:
                     raise ValueError(
                         f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
                     )

@@ -141,11 +141,8 @@ class Progress:
 
             no checkpoint within the epoch      behind what the loader skips
             there is one, and the loader skips
-                as it was prepared              at the checkpoint, with the batch that was read ahead
-                to the checkpoint               the same
+                as prepared, or up to there     at the checkpoint, with the batch that was read ahead
                 to another step                 behind what it skips, in the order of the checkpoint
-
-        By hand, a checkpoint has no step, so the pass begins behind what the loader skips, and is resumed.
         """
         loaded = self._checkpoint_within_epoch()
         if loaded is None:
@@ -154,8 +151,10 @@ class Progress:
             start = loaded
         else:
             start = loaded._replace(step=skip, is_over=False, read_ahead=None)
-        this_pass = Pass(start, is_resumed=self.checkpoint is not None and start.step > self.prepared_skip)
+        # By hand, a checkpoint has no step, so `loaded` is None. The pass behind what the loader skips is resumed too.
+        is_resumed = self.checkpoint is not None and start.step > self.prepared_skip
         self.checkpoint = None
+        this_pass = Pass(start, is_resumed)
         self.passes.append(this_pass)
         return this_pass
 

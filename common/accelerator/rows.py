@@ -1,10 +1,11 @@
 """The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
-Tensors and arrays have rows, and so do lists (`is_list_of_entries`) that have as many entries. Beside two rows:
+Tensors and arrays have rows, and so do lists (`is_list_of_entries`) that have as many entries. In a batch without
+tensors and arrays, lists have rows, and one of nothing but lists is refused. Beside a tensor of two rows:
 
     ["a", "b"]                   two rows
     [["a", "b"], ["c"]]          two rows: columns would both have two entries
-    [("a", "b"), ("A", "B")]     two rows, or two columns, which torch's default_collate makes of pairs (`check_rows`)
+    [("a", "b"), ("A", "B")]     two rows, or two columns, as default_collate makes: refused where it is divided
     ["a", "b", "c"]              no rows
 """
 
@@ -59,8 +60,12 @@ def _rows_by_name(batch: Any) -> dict[str, int]:
         return arrays
     for name, entries in lists.items():
         if all(isinstance(entry, (list, tuple)) or _is_array(entry) for entry in entries):
-            raise ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
+            raise _ambiguous(name)
     return {name: len(entries) for name, entries in lists.items()}
+
+
+def _ambiguous(name: str) -> ValueError:
+    return ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
 
 
 def count_rows(batch: Any) -> int:
@@ -84,11 +89,11 @@ def check_rows(batch: Any, is_divided: bool) -> None:
     if len(set(rows_by_name.values())) > 1:
         numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
         raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
-    rows = max(rows_by_name.values(), default=0)
+    rows = next(iter(rows_by_name.values()), 0)
     if is_divided and rows > 1:
         for name, leaf in named_leaves(batch, is_list_of_entries):
             if is_list_of_entries(leaf) and _may_be_columns(leaf, rows):
-                raise ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
+                raise _ambiguous(name)
 
 
 def join_batches(batches: Sequence[Any]) -> Any:
@@ -110,7 +115,7 @@ def join_batches(batches: Sequence[Any]) -> Any:
         have_rows = list(map(_has_rows, values, rows_by_batch))
         if all(have_rows):
             joined[name] = _join_rows(name, values)
-        elif not any(have_rows) and all(_is_same(value, first) for value in values):
+        elif all(_is_same(value, first) for value in values):  # Equal lists beside unequal rows are no rows.
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
@@ -118,10 +123,12 @@ def join_batches(batches: Sequence[Any]) -> Any:
 
 
 def _is_same(leaf: Any, other: Any) -> bool:
-    """True for two equal values without rows. NaN equals NaN here."""
+    """True for two equal values that are no tensors or arrays. NaN equals NaN here."""
+    if _is_array(leaf) or _is_array(other):
+        return False
     try:
         return bool(leaf == other or (leaf != leaf and other != other))
-    except ValueError:  # NumPy compares arrays within lists entry by entry. Such lists count as different.
+    except (RuntimeError, ValueError):  # Values with tensors or arrays in them count as different.
         return False
 
 
@@ -140,7 +147,7 @@ def fill_up(batch: Any, first_rows: Any, least_rows: int) -> Any:
     filled = {}
     for name, leaf in named_leaves(batch, is_list_of_entries):
         first = first_leaves.get(name)
-        if not _has_rows(leaf, rows):
+        if not _has_rows(leaf, rows) or (not _has_rows(first, num_first_rows) and _is_same(leaf, first)):
             filled[name] = leaf
         elif _has_rows(first, num_first_rows):
             filled[name] = _join_rows(name, [leaf, *repeat(first, copies)])

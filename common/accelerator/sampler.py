@@ -3,16 +3,12 @@
 A *step* is what all processes get in one turn of their loops: one batch each. Most steps have a full batch on every
 process. In a *short step* there are too few samples for that, so some of them are repeated, or some processes get less.
 A ShortStep says which samples are real. On several processes, batches without a known size have one in every step.
+A stream that one process reads without dispatching has none.
 
 An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
 sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. `gather_for_metrics` gathers
-`[4 0 1 2]`, and keeps the first `short_step.num_real_all_ranks` = 1 of them. This is the way of the ShortStep on
-process 0:
-
-    BatchSamplerShard   makes Step([4, 0], ShortStep(rows=(2, 2), num_real_all_ranks=1))
-    DataLoaderShard     keeps the Step, and gives [4, 0] to torch's loader, which handles nothing but samples
-    torch's loader      reads the two samples and collates them to tensor([4, 0])
-    DataLoaderShard     puts the tensor into the Step, yields it, and has the ShortStep as `loader.short_step`
+`[4 0 1 2]`, and keeps the first `short_step.num_real_all_ranks` = 1 of them. On process 0, BatchSamplerShard makes
+`Step([4, 0], ShortStep(rows=(2, 2), num_real_all_ranks=1))`. `PassSampler` keeps it while torch's loader reads.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,14 +77,11 @@ class BatchSamplerShard(BatchSampler):
     The shares of one step, in rank order, are consecutive samples of the global order. For two processes and the
     batches `[0 1 2 3] [4 5 6 7] [8 9]`:
 
-    ==========================  ==============================  ==============================
     mode                        process 0                       process 1
-    ==========================  ==============================  ==============================
     whole batches (default)     `[0 1 2 3]`, `[8 9 0 1]`        `[4 5 6 7]`, `[2 3 4 5]`
     … `even_batches=False`      `[0 1 2 3]`, `[8 9]`            `[4 5 6 7]`
     `split_batches=True`        `[0 1]`, `[4 5]`, `[8 9]`       `[2 3]`, `[6 7]`, `[0 1]`
     … `even_batches=False`      `[0 1]`, `[4 5]`, `[8 9]`       `[2 3]`, `[6 7]`
-    ==========================  ==============================  ==============================
 
     If there are too few samples for the last step, `even_batches` fills it up with the first samples of the epoch.
     Without `even_batches` the last processes get less of it, or nothing. With the batch sampler's `drop_last` the step
@@ -131,11 +124,6 @@ class BatchSamplerShard(BatchSampler):
         """Samples of each process in a full step; None if the batch sampler has no `batch_size`."""
         return self.batch_size // self.num_processes if self.split_batches else self.batch_size
 
-    @property
-    def _repeats_samples(self) -> bool:
-        """True if the last step is filled up with single samples. Without a `batch_size`, whole batches are taken."""
-        return self.even_batches and self.batch_size is not None
-
     def __iter__(self) -> Iterator[list]:
         for step in self.steps():
             yield step.content
@@ -151,7 +139,7 @@ class BatchSamplerShard(BatchSampler):
             shares = batches
             short_step = None
             if size is None or rows != [size] * self.num_processes:
-                if self._repeats_samples:
+                if self.even_batches and size is not None:
                     shares = self._filled_up(batches, first_step)
                 elif self.even_batches:  # It is not known how many samples are missing, so whole batches are repeated.
                     shares = list(islice(chain(batches, cycle(first_step)), self.num_processes))
@@ -168,7 +156,9 @@ class BatchSamplerShard(BatchSampler):
 
     def _groups_of_batches(self) -> Iterator[list]:
         """For each step one batch for each process, in rank order."""
-        batches = self._batches_of_one_size() if self._repeats_samples else self.batch_sampler
+        batches = self.batch_sampler
+        if self.even_batches and self.batch_size is not None:
+            batches = self._batches_of_one_size()
         for group in groups_of(batches, self.num_processes):
             if len(group) == self.num_processes or not self.drop_last:
                 yield group
@@ -185,10 +175,7 @@ class BatchSamplerShard(BatchSampler):
                 yield batch
 
     def _filled_up(self, batches: list, first_step: list) -> list:
-        """The samples of `batches` and then of the first step, in full batches for all processes.
-
-        After a first step `[0 1] [2 3]`, the last step `[4]` becomes `[4 0] [1 2]`: one of its samples is real.
-        """
+        """The samples of `batches` and then of the first step, in full batches for all processes."""
         first_samples = chain(*first_step)
         samples = chain(*batches, cycle(first_samples))
         return [list(islice(samples, self.samples_per_process)) for _ in range(self.num_processes)]
@@ -248,10 +235,7 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
 def steps_of(batches: Any) -> Iterator[Step]:
     """The steps of a process that reads by `batches`: batches of sample numbers or, for `batch_size=None`, single ones.
 
-    When a pass begins, torch's loader calls `iter` of its sampler, and then draws a seed. A sampler may draw random
-    numbers in its `iter` too, so the order of the two counts. As in the original, `iter` of a script's own sampler is
-    called here: before the seed and, as torch's loader begins with new workers twice, once more after it. The samplers
-    of this file call it once, when the first step is asked for, after the seed.
+    `iter` of a script's own sampler is called here. Those of this file draw at the first step: see `PassSampler`.
     """
     if isinstance(batches, (BatchSamplerShard, SkipBatchSampler)):
         return batches.steps()

@@ -53,8 +53,7 @@ class DataLoaderShard(DataLoader):
     When a pass comes to its end, the next one visits the next epoch. After a `break` the next one visits the same epoch
     again. Samplers and data sets that have `set_epoch` are told the epoch when a pass begins.
 
-    One batch is read ahead, as in the original: so the last one is known. When a batch is yielded, data set and
-    collator have drawn their random numbers for the next one too.
+    One batch is read ahead, as in the original: so the last one is known, and random numbers are drawn for it too.
 
     The way from a `for` to its batches, in the order of the calls:
 
@@ -147,7 +146,7 @@ class DataLoaderShard(DataLoader):
                 "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
-        self.progress.seed_is_drawn = self.persistent_workers
+        self.progress.seed_is_drawn = self.persistent_workers  # in later passes too: `_workers_seed_is_drawn`
         with restored_generators(self.device, self.samplers[-1], self.generator):
             steps = self._begin_reading(this_pass)
             if self.use_stateful_dataloader:
@@ -169,7 +168,7 @@ class DataLoaderShard(DataLoader):
             pass_sampler.draw_steps = partial(_draw_and_note, index_sampler, this_pass)
         else:
             pass_sampler.draw_steps = partial(steps_of, index_sampler)
-        batches = iter(reader)  # This draws a seed, and may draw the order, see `steps_of`.
+        batches = iter(reader)  # This draws a seed, and may draw the order, see `PassSampler`.
         return (next(pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
 
     def _index_sampler_of(self, this_pass: Pass) -> Any:
@@ -187,13 +186,22 @@ class DataLoaderShard(DataLoader):
         arguments = loading_arguments(self, PassSampler())
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
-        if self.persistent_workers and self.progress.seed_is_drawn and self.skip_batches == self.progress.prepared_skip:
-            # In the run that is resumed they began earlier, but for a loader that skips. A copy draws their seed.
+        if self._workers_seed_is_drawn:
             arguments["generator"] = (self.generator or torch.default_generator).clone_state()
         reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:
             self._reader = reader
         return reader
+
+    @property
+    def _workers_seed_is_drawn(self) -> bool:
+        """True if new workers that stay alive must leave no draw in the script's generator.
+
+        They draw one seed, when they begin: an uninterrupted run in its first pass alone. A run that resumes begins
+        them again, so a copy draws. A loader that skips more than as prepared has its own, which begin in both runs.
+        """
+        skips_as_prepared = self.skip_batches == self.progress.prepared_skip
+        return self.persistent_workers and self.progress.seed_is_drawn and skips_as_prepared
 
     @property
     def gradient_state(self) -> GradientState:
@@ -211,7 +219,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def short_step(self) -> ShortStep | None:
-        """The ShortStep of the batch just yielded; None where every process has a full batch of its own samples."""
+        """The ShortStep of the batch just yielded; None in a full step, and where one process reads a stream itself."""
         return self.progress.current.short_step
 
     @property
@@ -292,8 +300,7 @@ class DataLoaderShard(DataLoader):
                 another class.
         """
         sampler = self.samplers[-1]
-        holds_position = "step" in state_dict
-        if self.use_stateful_dataloader and holds_position:
+        if self.use_stateful_dataloader and "step" in state_dict:
             position = loaded_position(state_dict, self._sharing, type(sampler).__name__)
             load_generator_states(state_dict, sampler, self.generator)
             self.progress.seed_is_drawn = state_dict["seed_is_drawn"]
@@ -324,7 +331,7 @@ class DataLoaderShard(DataLoader):
     def _sharing(self) -> Sharing:
         # A loader without a shard reads all batches: on one process, or those of all processes to dispatch them.
         shard = self.shard
-        processes = PartialState() if shard is None else shard
+        processes = PartialState() if shard is None else shard  # Both have a rank and a number of processes.
         # A SkipBatchSampler has no batch size. That of its batches is the next one in the chain.
         chain = sampler_chain(index_sampler_of(self) if shard is None else shard)
         batch_size = next((each.batch_size for each in chain if getattr(each, "batch_size", None)), 1)
@@ -373,6 +380,13 @@ class PassSampler:
     Torch's loader gets the sample numbers alone, and returns the batches in their order. So `kept_steps` has the Steps
     of these numbers, for the batches.
 
+    A pass begins so, and a sampler that draws before the seed gets other numbers than one that draws after it:
+
+        iter(sampler)                       here a script's own sampler may draw, as with torch's loader
+        the seed                            workers that stay alive draw it only when they begin
+        iter(sampler), with new workers     here a script's own may draw again, as torch calls `iter` twice
+        next(…) for the first batch         here those of `sampler.py` draw, and all in a stateful loader
+
     Workers that stay alive keep this object for all passes, so it is told how each pass draws its steps. `draw_steps`
     does not hold the loader: in such a circle of references the workers would end only when the garbage collector runs,
     and torch waits five seconds for each.
@@ -388,6 +402,6 @@ class PassSampler:
 
 
 def _draw_and_note(index_sampler: Any, this_pass: Pass) -> Iterator[Step]:
-    """The steps of an order that is drawn when the first is asked for, always after torch's seed (`steps_of`)."""
+    """The steps of an order that is drawn when the first is asked for: before that, this generator does nothing."""
     this_pass.begin_order(sampler_chain(index_sampler)[-1])
     yield from steps_of(index_sampler)

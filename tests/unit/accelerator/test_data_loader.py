@@ -171,25 +171,27 @@ def test_a_stream_that_nobody_deals_out_comes_once_from_each_worker(stream, read
     assert sorted(gathered(loaders)) == sorted(list(range(13)) * readers)
 
 
-def shuffled_with_other_seeds(accelerator):
+def shuffled_with_other_states(accelerator, device_specific):
     """A draw of this process for itself, the orders that all visit, and a draw from synchronized generators."""
-    set_seed(3, device_specific=True)
-    drawn = torch.rand(1).item(), random.random()
+    set_seed(3, device_specific=device_specific)
+    drawn = torch.rand(1 + accelerator.process_index)[-1].item(), random.random()
     visited = []
-    for sampler in (RandomSampler(range(12)), WeightedRandomSampler([1.0] * 12, 12, replacement=False)):
+    own = torch.Generator().manual_seed(accelerator.process_index)
+    weighted = [WeightedRandomSampler([1.0] * 12, 12, False, generator) for generator in (None, own)]
+    for sampler in (RandomSampler(range(12)), *weighted):
         loader = accelerator.prepare(DataLoader(range(12), batch_size=2, sampler=sampler))
         visited.append([row for batch in loader for row in accelerator.gather(batch).tolist()])
     synchronize_rng_states(["torch"])
     return drawn, visited, torch.rand(1).item()
 
 
-@pytest.mark.parametrize("use_seedable_sampler", [False, True])
-def test_seeds_that_differ_by_process_do_not_break_sharding(use_seedable_sampler):
+@pytest.mark.parametrize(("use_seedable_sampler", "device_specific"), [(False, True), (True, True), (True, False)])
+def test_seeds_that_differ_by_process_do_not_break_sharding(use_seedable_sampler, device_specific):
     # https://github.com/huggingface/accelerate/issues/2823
     config = DataLoaderConfiguration(use_seedable_sampler=use_seedable_sampler)
-    one, two = on_ranks(2, shuffled_with_other_seeds, dataloader_config=config)
+    one, two = on_ranks(2, shuffled_with_other_states, device_specific, dataloader_config=config)
     assert one[0] != two[0] and one[2] == two[2]
-    assert one[1] == two[1] and [sorted(order) for order in one[1]] == [list(range(12))] * 2
+    assert one[1] == two[1] and [sorted(order) for order in one[1]] == [list(range(12))] * 3
     if use_seedable_sampler:
         assert one[1][0] == seeded_order(12, seed=3)
 

@@ -96,6 +96,16 @@ REFUSED = [
     Refused(
         "['first'] differs between the batches of a step", {"first": 0, "rows": FIRST}, {"first": 4, "rows": SECOND}
     ),
+    Refused(
+        "['arrays'] differs between the batches of a step",
+        {"arrays": [FIRST.numpy()], "rows": FIRST},
+        {"arrays": [SECOND.numpy()], "rows": SECOND},
+    ),
+    Refused(
+        "['slice'] differs between the batches of a step",
+        {"slice": slice(FIRST), "rows": FIRST},
+        {"slice": slice(SECOND), "rows": SECOND},
+    ),
     Refused("only some of the batches of a step have ['more']", {"rows": FIRST, "more": FIRST}, {"rows": SECOND}),
     Refused("['rows'] cannot be joined to a step (Sizes of", {"rows": torch.ones(4, 1)}, {"rows": torch.ones(4, 5)}),
     Refused("['mixed'] cannot be joined", {"mixed": FIRST, "rows": FIRST}, {"mixed": [4, 5, 6, 7], "rows": SECOND}),

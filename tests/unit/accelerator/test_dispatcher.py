@@ -260,9 +260,11 @@ def test_a_first_step_without_samples_cannot_fill_up_the_last_one():
         fill_up(torch.ones(1), torch.ones(0), least_rows=2)
 
 
-def test_a_loss_that_is_nan_in_all_batches_of_a_step_does_not_differ():
-    batches = [{"loss": float("nan"), "rows": torch.ones(1)} for _ in range(2)]
-    assert math.isnan(join_batches(batches)["loss"])
+def test_what_is_the_same_in_all_batches_of_a_step_stays_as_it_is():
+    names = ["a", "b", "c"]
+    first, last = ({"loss": float("nan"), "names": names, "rows": torch.ones(rows)} for rows in (2, 3))
+    for batch in (join_batches([first, last]), fill_up(last, first, least_rows=4)):
+        assert math.isnan(batch["loss"]) and batch["names"] == names and len(batch["rows"]) == 5
 
 
 def test_what_cannot_be_dispatched_is_refused():

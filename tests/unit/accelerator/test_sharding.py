@@ -221,13 +221,20 @@ def test_a_batch_larger_than_the_batch_size_is_an_error_where_samples_would_be_l
         list(BatchSamplerShard(batches, 2, 0, **sharing))
 
 
-@pytest.mark.parametrize("kind", [DistributedSampler, DistributedEvalSampler])
+def wrapping_sampler(data, world, rank):
+    sampler = DistributedSampler(data, world, rank)
+    sampler.sampler = SequentialSampler(data)  # as the DistributedSamplerWrapper that many scripts have copied
+    return sampler
+
+
+@pytest.mark.parametrize("kind", [DistributedSampler, DistributedEvalSampler, wrapping_sampler])
 def test_a_distributed_sampler_is_refused_where_it_would_shard_twice(kind):
     # https://github.com/huggingface/accelerate/issues/3520
     with pytest.raises(ValueError, match="twice"):
         played_loaders(2, lambda: DataLoader(Numbers(8), sampler=kind(Numbers(8), 2, 0)))
-    (loader,) = played_loaders(1, lambda: DataLoader(Numbers(8), sampler=kind(Numbers(8), 1, 0)))
-    assert sorted(gathered([loader])) == list(range(8))
+    for world in (1, 2):
+        loaders = played_loaders(world, lambda: DataLoader(Numbers(8), sampler=kind(Numbers(8), 1, 0)))
+        assert sorted(gathered(loaders)) == list(range(8))
 
 
 def stream_with(**attributes):
