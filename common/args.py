@@ -122,7 +122,6 @@ def _seconds(text: str) -> timedelta:
 
 
 def _folder(text: str) -> str:
-    """The absolute path of a folder, whose name may begin with `~`."""
     if not text:
         raise argparse.ArgumentTypeError("must name a folder")
     return os.path.abspath(os.path.expanduser(text))

@@ -67,7 +67,6 @@ def without_timings(logs: dict[str, Any]) -> dict[str, Any]:
 
 
 def comparable(logs: dict[str, Any]) -> dict[str, Any]:
-    """The log of a Trainer without times, and with numbers as text."""
     return {name: number_as_text(value) for name, value in without_timings(logs).items()}
 
 
@@ -76,7 +75,6 @@ def comparable_logs(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def flip_a_bit(path: Path) -> None:
-    """Damage a file without a change of its length."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

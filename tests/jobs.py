@@ -57,7 +57,6 @@ class Job:
         self.processes.append(self._start(len(self.processes), command))
 
     def _start(self, node: int, command: list[str]) -> subprocess.Popen:
-        """Start a command in the project's folder, in a session of its own."""
         with (self.folder / f"out.{node}").open("ab") as out, (self.folder / f"err.{node}").open("ab") as err:
             return subprocess.Popen(
                 command,
@@ -88,7 +87,6 @@ class Job:
         return (self.folder / f"{stream}.{node}").read_text(errors="replace")
 
     def environments(self) -> dict[int, dict[str, str]]:
-        """The environment of each living process of the job, by its pid."""
         found = {}
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):  # It has ended meanwhile, or is another user's.
@@ -125,7 +123,6 @@ class Job:
         return [process.returncode for process in self.processes]
 
     def kill(self) -> None:
-        """Leave none of its processes alive."""
         deadline = time.monotonic() + PATIENCE
         while alive := self.environments():
             for pid in alive:

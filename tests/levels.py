@@ -34,7 +34,6 @@ FSDP = {
 
 
 def code_lines(name: str) -> list[str]:
-    """The lines of a script without the module docstring and blank lines."""
     return [line for line in ladder.lines_below_docstring(name) if line.strip()]
 
 
@@ -54,7 +53,6 @@ def run_level(level: str, argv: list[str], path: Path | None = None) -> Training
 
 
 def run_module(level: ModuleType, argv: list[str]) -> Training:
-    """`run_level` for a level that has been loaded."""
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "weights.pt"
         args = parse_args(level.__file__, [*argv, "--save", str(saved)])

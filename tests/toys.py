@@ -51,8 +51,6 @@ class Stream(IterableDataset):
 
 
 class SizedStream(Stream):
-    """A stream that knows its length."""
-
     def __len__(self) -> int:
         return len(self.samples)
 

@@ -63,7 +63,6 @@ def warn_if_busy(load: list[float] | None) -> None:
 
 
 def _command() -> str:
-    """The command that a user typed, without the folders of this machine."""
     words = []
     for word in sys.orig_argv:
         start = word.find("=") + 1 if word.startswith("--") else 0  # of what --flag=PATH names

@@ -34,7 +34,6 @@ def draw_speeds(report: dict, path: Path) -> None:
 
 
 def _speeds(panel, group: dict, fastest: float) -> None:
-    """A bar for each row, with a dot for each of its rounds."""
     rows = group["rows"]
     pairs = speed_ups(group)
     bars = []

@@ -114,7 +114,6 @@ def _by_file(file_name: str, objects: list[Any]) -> dict[str, Any]:
 
 
 def _numbered_name(file_name: str, index: int) -> str:
-    """The first is optimizer.bin, the second optimizer_1.bin."""
     stem, ending = file_name.split(".")
     return f"{stem}_{index}.{ending}" if index else file_name
 

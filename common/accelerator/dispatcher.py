@@ -170,7 +170,6 @@ class DataLoaderDispatcher(DataLoaderShard):
             yield own_part
 
     def _receive_steps(self, this_pass: Pass) -> Iterator[Step]:
-        """On another process: its part of each step that the main process sends."""
         while True:
             message, this_pass.drawn_from = broadcast_object_list([None, None])
             if isinstance(message, RemoteError):

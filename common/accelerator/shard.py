@@ -172,7 +172,6 @@ class DataLoaderShard(DataLoader):
         return (next(pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
 
     def _index_sampler_of(self, this_pass: Pass) -> Any:
-        """The index sampler without the batches before the pass."""
         skipped_batches = this_pass.start.step * self.batches_read_per_step
         index_sampler = index_sampler_of(self)
         return SkipBatchSampler(index_sampler, skipped_batches) if skipped_batches > 0 else index_sampler

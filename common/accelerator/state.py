@@ -174,7 +174,6 @@ class PartialState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Let the next instance read the environment again."""
         PartialState._shared_state = {}
         PartialState._has_left_group = False
 
@@ -494,7 +493,6 @@ class GradientState:
 
     @staticmethod
     def _reset_state() -> None:
-        """Begin again, with no window and no loader."""
         GradientState._shared_state.clear()
         GradientState()
 

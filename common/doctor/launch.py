@@ -103,7 +103,6 @@ def _last_progress(rank: Rank) -> int | None:
 
 
 def _stop(ranks: list[Rank]) -> list[Rank]:
-    """End all ranks, and return those that had not ended by themselves."""
     # A rank may have ended since the last poll: its group is still to be killed, but we have not stopped it.
     not_yet_killed = [rank for rank in ranks if rank.process.returncode is None]
     running = [rank for rank in not_yet_killed if rank.process.poll() is None]

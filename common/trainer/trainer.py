@@ -357,7 +357,6 @@ class Trainer:
         return of_ranks.sum().to(torch.get_default_dtype())
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """A batch for the model; an override may change it."""
         if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cpu":
             # `transformers` copies it too, to the device "cpu:0". A copy begins at an aligned address; a product over a
             # part of a larger batch, which begins anywhere, may be rounded in another way.
@@ -730,7 +729,6 @@ class Trainer:
         return self._make_eval_loader(test_dataset)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
-        """The sampler of an evaluation; None for the order of the data set."""
         return None
 
     def _make_eval_loader(self, dataset: Dataset | None) -> DataLoader:

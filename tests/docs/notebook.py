@@ -19,7 +19,6 @@ def code_cells(notebook: dict) -> list[dict]:
 
 
 def fingerprint(notebook: dict) -> str:
-    """A hash of what the cells of code say."""
     sources = ["".join(cell["source"]) for cell in code_cells(notebook)]
     return hashlib.sha256("\n\n".join(sources).encode()).hexdigest()
 

@@ -76,13 +76,11 @@ def run(command: list[str]) -> subprocess.CompletedProcess:
 
 
 def section(level: str, title: str, page: str = "README.md") -> str:
-    """The text of a level's page under a heading."""
     text = (ladder.ROOT / level / page).read_text()
     return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def outputs(page: Path) -> dict[str, str]:
-    """The outputs that a page shows of its commands, by command."""
     return dict(OUTPUT.findall(page.read_text()))
 
 

@@ -33,7 +33,6 @@ def as_dtype(value: float, dtype: torch.dtype) -> str:
 
 
 def bold_in_answers(level: str) -> list[list[str]]:
-    """The texts in bold of each answer on a level's page."""
     text = section(level, "Exercises")
     answers = ANSWER.findall(text)
     assert text.count("**Predict:**") == len(answers)

@@ -31,7 +31,6 @@ def without_blocks(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """The names by which a page's headings can be linked to."""
     titles = re.findall(r"^#+ (.*)$", without_blocks(text), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 

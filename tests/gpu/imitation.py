@@ -31,7 +31,6 @@ _group_by_device_and_dtype = torch._C._group_tensors_by_device_and_dtype  # The 
 
 
 def imitated_rank() -> contextlib.AbstractContextManager[Machine]:
-    """This process as a rank that torchrun has started."""
     return imitated(Machine([OWN_GPU.index]), TORCHRUN_VARIABLES)
 
 

@@ -97,7 +97,6 @@ class Calls(TorchFunctionMode):
         return result
 
     def find_device(self, device: torch.device, caller: str) -> torch.device:
-        """The CPU, or the own GPU that `caller` names."""
         return CPU if device.type == "cpu" else self.machine.find_own_gpu(device, caller)
 
     def to(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
@@ -125,8 +124,6 @@ class Calls(TorchFunctionMode):
 
 
 class Operations(TorchDispatchMode):
-    """The mode that sees every operation."""
-
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine

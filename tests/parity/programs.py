@@ -58,7 +58,6 @@ class Recorder:
 
 
 def sentences(number: int) -> list[str]:
-    """Sentences of three to twelve words."""
     generator = torch.Generator().manual_seed(7)
     found = []
     for _ in range(number):
@@ -200,7 +199,6 @@ def sentence_embeddings(folder: Path) -> dict:
 
 
 def accelerated(folder: Path) -> dict:
-    """pytorch-accelerated's Trainer."""
     from pytorch_accelerated import Trainer
     from torch.utils.data import TensorDataset
 

@@ -137,7 +137,6 @@ def draw(seed: int, processes: int) -> Script:
 
 
 def avoid_refusals(script: Script) -> None:
-    """Change settings that both libraries refuse together."""
     arguments = script.arguments
     # An epoch has a batch.
     if "max_steps" not in arguments and script.train < arguments["per_device_train_batch_size"] * script.processes:

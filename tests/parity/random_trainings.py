@@ -70,8 +70,6 @@ def without_known_differences(script: Script) -> Script:
 
 
 class Augmented(TensorDataset):
-    """Rows that are turned around and cropped where they are read."""
-
     def __getitem__(self, index):
         x, y = super().__getitem__(index)
         if random.random() < 0.5:

@@ -47,8 +47,6 @@ def train(name: str, output_dir: Path, resume: str | None = None, callbacks: tup
     library = importlib.import_module(name)
 
     class DigitTrainer(library.Trainer):
-        """Can also be asked for outputs: the whole one's evaluation does so."""
-
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             loss = F.nll_loss(model(inputs["images"]), inputs["labels"])
             return (loss, {}) if return_outputs else loss

@@ -82,8 +82,6 @@ AT_FIRST_USE = {"numpy", "peft", "safetensors", "tensorboardX", "tqdm", "yaml"}
 
 @dataclass(frozen=True)
 class Import:
-    """One module that another imports."""
-
     importer: str
     imported: str
     path: Path
@@ -131,7 +129,6 @@ def imports_of(name: str, path: Path) -> list[Import]:
 
 @cache
 def imports() -> list[Import]:
-    """Every import of every module; reading them takes seconds."""
     return [found for name, path in MODULES.items() for found in imports_of(name, path)]
 
 
@@ -147,7 +144,6 @@ def room(module: str) -> str:
 
 
 def may_import(ours: str, theirs: str) -> bool:
-    """True if a room may import another one of this project."""
     if ours in BASE or theirs in BASE:
         return theirs in BASE
     return theirs in ROOMS[ours] or (top(ours) == "benchmarks" and top(theirs) == "common")

@@ -17,13 +17,11 @@ def fresh_states():
 
 @pytest.fixture
 def libraries():
-    """Our library and the original."""
     return [importlib.import_module(OURS), import_or_skip(THEIRS)]
 
 
 @pytest.fixture
 def utils_of_both(libraries):
-    """The `utils` of our library and of the original, each with a state."""
     for library in libraries:
         library.PartialState(cpu=True)
     return [library.utils for library in libraries]

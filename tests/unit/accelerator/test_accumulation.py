@@ -142,7 +142,6 @@ def test_uneven_inputs_can_be_joined_on_gloo():
 
 
 def join_a_stream(accelerator):
-    """The file that the warning names."""
     accelerator.prepare(DataLoader(Stream(range(4))))
     uneven = accelerator.join_uneven_inputs([], even_batches=False)
     with pytest.warns(UserWarning, match="only supported for map-style datasets") as warned, uneven:

@@ -19,8 +19,6 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 class Thing:
-    """Anything with a state."""
-
     def __init__(self, state):
         self.state = state
 
@@ -128,8 +126,6 @@ def test_tied_and_overlapping_weights_survive(tmp_path):
 
 
 class Counting(torch.nn.Linear):
-    """Has an extra state that is no tensor."""
-
     number = 3
 
     def get_extra_state(self) -> dict:

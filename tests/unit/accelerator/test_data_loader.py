@@ -68,8 +68,6 @@ def test_a_sampler_may_have_a_generator_that_is_not_torchs(world):
 
 
 class OwnBatches(BatchSampler):
-    """Twice the batches of its kind."""
-
     note = "mine"
     epochs = ()
 

@@ -49,8 +49,6 @@ Tagged = collections.namedtuple("Tagged", "tag rows")
 
 
 class NamedDict(dict):
-    """A mapping with another constructor than dict's."""
-
     def __init__(self, name):
         self.name = name
 

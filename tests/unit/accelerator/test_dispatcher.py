@@ -148,8 +148,6 @@ def test_where_workers_read_all_ranks_draw_the_order(persistent, replacement):
 
 
 class NoisyRows(Rows):
-    """Rows, each with a random number that is drawn when it is read."""
-
     def __getitem__(self, index):
         return {**super().__getitem__(index), "noise": torch.rand(()).item()}
 

@@ -28,7 +28,6 @@ class Collectives(TorchDispatchMode):
 
 
 def results_of(numbers):
-    """Tensors of many dtypes and shapes, with a row for each sample."""
     columns = {str(dtype): (numbers % 3).to(dtype) for dtype in DTYPES}
     wide = numbers[:, None, None] + torch.arange(6).view(3, 2) / 8
     nothing = torch.empty(len(numbers), 0)

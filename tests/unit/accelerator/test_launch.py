@@ -54,7 +54,6 @@ def read_notes(folder: Path) -> dict:
 
 
 def refusal(capsys, *arguments) -> str:
-    """The one line on stderr of a launch that must not start."""
     try:
         code = main(["launch", *map(str, arguments)])
     except SystemExit as stop:

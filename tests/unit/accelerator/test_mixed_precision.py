@@ -15,8 +15,6 @@ X = torch.tensor([[1.0, -1.0, 0.5, 0.25], [0.5, 2.0, -1.0, 1.0], [-0.5, 1.0, 1.5
 
 
 class Recording(torch.nn.Module):
-    """Keeps the output of its layer as it was before it is converted."""
-
     def __init__(self):
         super().__init__()
         self.linear = torch.nn.Linear(4, 1)

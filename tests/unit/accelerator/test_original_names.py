@@ -34,8 +34,6 @@ OTHER_SIGNATURE = {
 
 
 class Name(NamedTuple):
-    """A public name of a module of the original."""
-
     module: str
     name: str
     value: Any

@@ -34,8 +34,6 @@ def mask(samples):
 
 
 class EagerBatches(BatchSampler):
-    """Draws when its iterator is made."""
-
     def __iter__(self):
         order = torch.randperm(9).tolist()
         return iter([order[:4], order[4:8], order[8:]])

@@ -141,7 +141,6 @@ def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world, stop):
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 4)])
 def test_another_number_of_processes_goes_on_in_the_global_order(kind, before, after):
     def loaders_of(world):
-        """The loaders of all ranks, which share each batch of four samples."""
         loaders = []
         for rank in range(world):
             torch.manual_seed(world)

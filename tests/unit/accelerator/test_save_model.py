@@ -10,8 +10,6 @@ from tests.peers import import_or_skip
 
 
 class Network(torch.nn.Module):
-    """Weights of many sizes, one of them tied, buffers, and an empty one."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(50, 40)

@@ -22,8 +22,6 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 class Loaded(NamedTuple):
-    """The steps whose states a rank has loaded from a checkpoint."""
-
     weights_step: float
     random_step: int | None  # None if this rank's random state was not loaded.
 

@@ -46,7 +46,6 @@ class Shape(NamedTuple):
         return {"split_batches": self.split_batches, "even_batches": self.even_batches}
 
     def without_dropped(self, order):
-        """`order` up to its last whole step, if the rest is dropped."""
         step = self.batch_size * self.processes
         return order[: len(order) // step * step] if self.drop_last else order
 
@@ -98,7 +97,6 @@ def test_each_real_sample_is_gathered_once_for_every_sampler(shape, order, way):
 
 
 def loaders_without_a_sampler(data, shape):
-    """The loader of each process, prepared."""
     return played_loaders(
         shape.processes,
         lambda: DataLoader(data, batch_size=shape.loader_batch_size, drop_last=shape.drop_last),

@@ -32,7 +32,6 @@ KINDS = {
 
 
 def plain(share):
-    """The numbers in a share, whatever its kind."""
     if isinstance(share, dict):
         assert plain(share["list"]) == plain(share["tensor"])
         share = share["list"]

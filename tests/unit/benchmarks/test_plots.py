@@ -17,7 +17,6 @@ from benchmarks.report.pictures import COMPARISON, PICTURES
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch):
-    """Few pixels: these tests need no more."""
     monkeypatch.setattr(plots, "DPI", 40)
 
 

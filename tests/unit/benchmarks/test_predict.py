@@ -59,7 +59,6 @@ def on_a100(network: str) -> Setup:
 
 
 def without_effects(setup: Setup) -> Setup:
-    """The network's part alone."""
     return replace(setup, speed_spread=0.0, contention=0.0)
 
 

@@ -52,7 +52,6 @@ def test_a_rank_of_a_fake_group_takes_what_ranks_take_that_compute_and_communica
 
 
 def computed_peaks(network: UserNetwork, setting: Setting, samples: int) -> memory.Peaks:
-    """The peaks of a step that is really computed."""
     with mock.patch.object(memory, "without_computing", fused_attention):
         return simulated_peaks(network, setting, samples)
 

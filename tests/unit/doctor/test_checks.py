@@ -299,7 +299,6 @@ def test_a_rank_with_a_collective_of_its_own_is_named(of_ranks, pitfall, found):
 
 
 def reason(**observations) -> str | None:
-    """The reason where two ranks have these observations."""
     return checks.why_nothing_was_examined([Record(rank, **observations) for rank in range(2)])
 
 

@@ -74,8 +74,6 @@ def test_ranks_that_differed_before_all_end_with_torchs_weights(world_size):
 
 
 class Forgetful(nn.Module):
-    """A network that does not use one of its layers."""
-
     def __init__(self) -> None:
         super().__init__()
         self.used = nn.Linear(2, 1)

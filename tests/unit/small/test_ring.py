@@ -12,7 +12,6 @@ from common.small.ring import ring_all_reduce
 
 
 def sums(numbers: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """This rank's numbers, their sum by the ring, and their sum by torch."""
     with process_group():
         own = torch.arange(numbers, dtype=torch.float64) * 10 ** dist.get_rank()
         ours = own.clone()

@@ -35,7 +35,6 @@ class Memory(NamedTuple):
 
 
 def without_zero(module: nn.Module, optimizer_class: type, **settings) -> torch.optim.Optimizer:
-    """Each rank has everything, as under DDP."""
     return optimizer_class(module.parameters(), **settings)
 
 

@@ -9,25 +9,16 @@ import torch
 from common.processes import ranks
 from common.trainer import checkpoint
 from tests.states import on_a_rank
-from tests.toys import Net, seeded_net
 from tests.unit.trainer.toy import make_trainer, weights
 
 NAN = float("nan")
-
-
-class Tied(Net):
-    """Has two names for its layer, of which a file of weights has one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.twin = self.linear
 
 
 def scored_trainer(folder, scores: dict[int, float], **arguments):
     """A Trainer whose evaluations give `scores`, by the step; it keeps the weights of each in `trainer.seen`."""
     every_epoch = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
     settings = every_epoch | {"metric_for_best_model": "score", "load_best_model_at_end": True}
-    trainer = make_trainer(folder, model=seeded_net(Tied), evaluate=8, **(settings | arguments))
+    trainer = make_trainer(folder, evaluate=8, **(settings | arguments))
     trainer.seen = {}
 
     def score(prediction) -> dict:

@@ -108,7 +108,6 @@ def outcome(folder, case: Case) -> Outcome:
 
 @on_a_rank
 def outcomes_on_rank(folder, cases: list[Case]) -> list[Outcome]:
-    """The outcomes on the ranks of one job, one after the other."""
     outcomes = []
     for case in cases:
         outcomes.append(outcome(folder, case))
@@ -236,8 +235,6 @@ def test_rows_of_different_lengths_are_filled_up(tmp_path):
 
 
 class Boxes(Points):
-    """Image i has i % 3 boxes."""
-
     def __getitem__(self, index):
         boxes = torch.full((index % 3, 4), float(index))
         return {"x": self.x[index], "labels": {"boxes": boxes, "number": index}}
@@ -263,8 +260,6 @@ class Detector(nn.Module):
 
 
 class DetectingTrainer(Trainer):
-    """A Trainer for a detector that returns its list of dicts alone."""
-
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         outputs = model(*inputs)
         return (outputs["loss"], outputs["dicts"]) if return_outputs else outputs["loss"]

@@ -23,8 +23,6 @@ GLOBAL_BATCH = 12
 
 
 class Outcome(NamedTuple):
-    """The end of a training on one rank."""
-
     weights: list[float]
     log_history: list[dict]
     next_random_number: float

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.data import DataLoader
 
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
@@ -34,7 +35,6 @@ def busy_trainer(folder, callbacks=(), **arguments):
 
 
 def run_busily(folder, callbacks=(), resume=None, **arguments):
-    """The busy Trainer after its training."""
     trainer = busy_trainer(folder, callbacks, **arguments)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -101,6 +101,18 @@ def test_killed_after_any_step_with_loader_workers(step, tmp_path):
     assert runs == 2
     straight = run_busily(tmp_path / "straight", **SETTINGS["steps"])
     assert_same_end(trainer, straight)
+
+
+def test_the_comparison_would_notice_another_dropout(tmp_path):
+    ends = [weights(run_busily(tmp_path, seed=seed, data_seed=5)) for seed in (5, 6)]
+    assert not torch.equal(*ends)
+
+
+def test_what_a_checkpoint_holds(tmp_path):
+    run_busily(tmp_path, save_strategy="epoch")
+    names = {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
+    assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "trainer_state.json"} <= names
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
 
 
 def test_an_incomplete_save_is_never_taken_for_a_checkpoint(tmp_path):
@@ -175,8 +187,6 @@ def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path):
 
 
 class ThreeSteps(TrainerCallback):
-    """Cuts every epoch short after three steps."""
-
     def on_step_end(self, args, state, control, **kwargs):
         control.should_epoch_stop = state.global_step % 3 == 0
 
@@ -223,6 +233,32 @@ def test_an_epoch_that_a_callback_cut_within_a_step_survives_a_restart(tmp_path)
     cut = At("on_substep_end", 2, lambda control: setattr(control, "should_epoch_stop", True))
     straight = run_busily(tmp_path, [cut], **arguments)
     assert_same_end(run_busily(tmp_path, resume=str(tmp_path / "checkpoint-1"), **arguments), straight)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 10)
+        self.twin = nn.Linear(16, 10)
+        self.twin.weight = self.linear.weight
+
+    def forward(self, x, labels):
+        return nn.functional.cross_entropy(self.linear(x) + self.twin(x), labels), self.linear(x)
+
+
+def test_tied_weights_and_the_best_model_are_loaded(tmp_path):
+    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2, "train": 8, "evaluate": 8}
+    trainer = make_trainer(tmp_path, model=Tied(), load_best_model_at_end=True, **settings)
+    kept = []
+
+    def grow_worse(prediction):
+        kept.append(weights(trainer).clone())
+        return {"loss": len(kept)}
+
+    trainer.compute_metrics = grow_worse
+    trainer.train()
+    assert torch.equal(weights(trainer), kept[0]) and not torch.equal(*kept)
+    assert trainer.model.twin.weight is trainer.model.linear.weight
 
 
 @pytest.mark.parametrize(

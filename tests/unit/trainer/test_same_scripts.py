@@ -27,8 +27,6 @@ pytestmark = pytest.mark.usefixtures("transformers")
 
 
 class Texts(Points):
-    """Rows of 6 labels, some of which are to be ignored."""
-
     def __getitem__(self, index):
         labels = self.labels.roll(index)[:6].clone()
         labels[: 1 + index % 3] = index % 10

@@ -10,8 +10,6 @@ EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
 class Junk(Points):
-    """Points with a column that the model does not take."""
-
     def __getitem__(self, index):
         return super().__getitem__(index) | {"junk": "text"}
 
