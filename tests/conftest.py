@@ -43,7 +43,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     if config.option.numprocesses is not None or config.option.usepdb:
         return
-    # One more than the cores: many tests wait for programs that they have started.
+    # One more than two cores, because many tests wait for programs that they have started.
     config.option.numprocesses = min(available_cores() + 1, MOST_WORKERS)
     config.option.dist = "loadfile"
     # The folders with long tests come first. By default files with few tests come last, and some of them are long.

@@ -117,8 +117,7 @@ class Job:
         """Wait until the commands have ended and no process of them is left; returns their exit codes."""
         deadline = time.monotonic() + seconds
         while not self.has_ended() or self.environments():
-            left = self.environments().keys()
-            assert time.monotonic() < deadline, f"left over: {left}\n{self.out}\n{self.err}"
+            assert time.monotonic() < deadline, f"left over: {self.environments().keys()}\n{self.out}\n{self.err}"
             time.sleep(0.02)
         return [process.returncode for process in self.processes]
 

@@ -75,7 +75,7 @@ def test_both_versions_differ_in_a_few_short_lines(name, capsys):
     show_mistake(name)
     shown = capsys.readouterr().out
     assert "def wrong(" in shown and "def right(" not in shown and pitfalls.title(name) not in shown
-    assert "import " not in shown and "hang" not in shown
+    assert "import " not in shown and not re.search(r"\bh(a|u)ng", shown)
     assert max(map(len, inspect.getsource(pitfall).splitlines())) <= COLUMNS
 
 

@@ -185,13 +185,13 @@ def test_gradients_that_were_there_before_loading_are_those_of_the_checkpoint_af
     assert model.weight.grad is None
 
 
-def models_in_a_checkpoint_after_preparing_twice(accelerator, folder):
+def prepare_twice_and_save(accelerator, folder):
     accelerator.prepare(accelerator.prepare(torch.nn.Linear(2, 1)))
     accelerator.save_state(folder)
 
 
 def test_a_model_that_two_processes_prepare_again_is_saved_once(tmp_path):
-    on_ranks(2, models_in_a_checkpoint_after_preparing_twice, tmp_path)
+    on_ranks(2, prepare_twice_and_save, tmp_path)
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
 
 

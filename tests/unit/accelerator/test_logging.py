@@ -43,7 +43,9 @@ def test_the_record_names_the_callers_line(caplog):
     PartialState(cpu=True)
     get_logger("d", "INFO").info("here", main_process_only=False)
     get_logger("d", "INFO").info("here", in_order=True)
-    for record in caplog.records:
+    first, second = caplog.records
+    assert second.lineno == first.lineno + 1
+    for record in (first, second):
         assert (record.filename, record.funcName) == ("test_logging.py", "test_the_record_names_the_callers_line")
 
 

@@ -7,8 +7,6 @@ from tests.unit.accelerator.several_processes import played_states
 
 
 class Rows:
-    """Has of a datasets.Dataset what is asked for."""
-
     with_format = None
 
     def __init__(self, rows):

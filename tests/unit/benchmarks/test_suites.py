@@ -66,6 +66,7 @@ def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
 
 
 def count_turns(turns=[]):  # noqa: B006
+    """The turns in this process, the first of which does not count, and a half more for each as a rank."""
     turns.append("RANK" in os.environ)
     return len(turns) + sum(turns) / 2
 

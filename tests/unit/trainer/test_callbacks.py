@@ -13,6 +13,8 @@ from tests.unit.trainer.toy import EVENTS, At, make_trainer, stop
 
 def test_the_events_of_a_run_are_those_of_transformers(tmp_path, transformers):
     """22 samples in batches of 8: the second step of an epoch has one micro-batch of two."""
+    theirs = {name for name in vars(transformers.TrainerCallback) if name.startswith("on_")}
+    assert theirs - {"on_push_begin"} == {*EVENTS}
 
     def script(library, folder):
         events = []

@@ -85,9 +85,9 @@ def test_killed_at_any_event_and_resumed_it_ends_the_same(tmp_path, examples, le
     )
     @settings(max_examples=examples)
     def check(name, event, count):
+        shutil.rmtree(tmp_path / "killed", ignore_errors=True)
         trainer, runs = interrupted_and_resumed(tmp_path / "killed", event, count, **SETTINGS[name])
         assert_same_end(trainer, straight[name])
-        shutil.rmtree(tmp_path / "killed")
         killed.append(runs - 1)
 
     check()

@@ -1,7 +1,9 @@
 """Python on a system that has no mallopt, prctl, /proc, affinity and fork; each process reads this at its start."""
 
+import builtins
 import ctypes
 import errno
+import io
 import multiprocessing
 import os
 import platform
@@ -29,6 +31,9 @@ for name in ("fork", "getuid", "sched_setaffinity", "sched_getaffinity"):
 os.stat = without_proc(os.stat)
 os.listdir = without_proc(os.listdir)
 os.scandir = without_proc(os.scandir)
+os.readlink = without_proc(os.readlink)
+os.open = without_proc(os.open)
+io.open = builtins.open = without_proc(io.open)
 ctypes.CDLL = Library
 sys.platform = "freebsd14"
 sys.modules["fcntl"] = None
