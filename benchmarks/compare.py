@@ -123,16 +123,17 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
     # For the verdict IN STEP: every script ends at level 00's weights. One device would be compared with itself.
     several = settings._replace(world_size=max(2, settings.world_size))
     scripts = report.levels | report.sharded  # The inner dicts are shared with `report`, so filling them fills it.
-    weights: dict[str, dict[str, Tensor]] = {}
+    begin_part(f"weights of {BASELINE}")
+    baseline = train_exactly(BASELINE, several)
     for script, result in scripts.items():
         begin_part(f"weights of {script}")
-        weights[script] = train_exactly(script, several)
-        result["max_weight_difference"] = max_weight_difference(weights[script], weights[BASELINE])
-        result["weight_checksum"] = checksum(weights[script])
+        weights = baseline if script == BASELINE else train_exactly(script, several)
+        result["max_weight_difference"] = max_weight_difference(weights, baseline)
+        result["weight_checksum"] = checksum(weights)
     # For the verdict EXACT: ranks count each test sample once, also where they cannot share the samples evenly.
     for level in (BASELINE, *ladder.DISTRIBUTED):
         begin_part(f"evaluation of {level}")
-        report.levels[level] |= evaluate(level, settings.data_flags)
+        report.levels[level].update(evaluate(level, settings.data_flags))
     # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
     for script, result in scripts.items():
         begin_part(f"memory of {script}")
@@ -180,7 +181,7 @@ def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
 
 
 def run_script(script: str, world_size: int, flags: list[str]) -> dict:
-    """Rank 0's result of a training: on GPUs if there is one for each of `world_size` devices, as nccl needs."""
+    """Rank 0's result of a training: on GPUs if there are `world_size`, for level 00 too, which is compared."""
     processes = level_runs.processes_of(script, world_size)
     too_few_gpus = world_size > torch.cuda.device_count()
     return ranks(processes, on_cpu=too_few_gpus).run(level_runs.run_level, script, flags, timeout=TIMEOUT_SECONDS)[0]

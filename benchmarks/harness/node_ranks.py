@@ -36,6 +36,7 @@ def run_on_nodes(names: tuple[str, ...]) -> Iterator[Callable[..., list]]:
 def move_and_call(names: tuple[str, ...], function: Callable, *args: Any) -> Any:
     """The job of a rank: it moves to its node, which is named in `names`, and returns `function(*args)`."""
     rank = int(os.environ["RANK"])
+    # It moves in each job, because after a failure processes are new.
     # Linux moves the calling thread. The threads that it starts later, such as those of gloo, follow it.
     with (NAMESPACES / names[rank]).open() as namespace:
         if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):

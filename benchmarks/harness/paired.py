@@ -51,7 +51,7 @@ def take_turns(contestants: Mapping[str, Callable[[], T]], rounds: Iterable[int]
     """The results of some rounds. In each, every contestant is called once, in an order that is drawn anew.
 
     A contestant does its own timing, so that what it prepares is not counted. If all return numbers, the results
-    are Samples. `rounds` may be a progress bar around a range.
+    are Samples. `rounds` may be a progress bar around a range, as in your_network.
     """
     dice = random.Random(SEED)
     results: dict[str, list[T]] = {name: [] for name in contestants}

@@ -3,7 +3,7 @@
 A group is rows that take turns, and how they compare:
 
     {
-      "group": "strong scaling, global batch 64",
+      "group": "strong scaling: global batch 64, shared by all workers",
       "unit": "images/s",
       "rounds": 6,
       "rows": {
