@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
 from .resumption import put_back
-from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, slice_rows
+from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, lists_with_rows, slice_rows
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
@@ -77,7 +77,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self.state.is_main_process:
             steps = run_on_all_ranks(partial(super()._read, this_pass))
             # Whether a step is short is known when all its batches are joined.
-            batches = self._joined_batches(step.content for step in steps)
+            batches = self._joined_batches((step.content for step in steps), this_pass)
             return self._send_steps(self._whole_steps(batches, this_pass), this_pass)
         run_on_all_ranks(partial(self._draw_as_main_process, this_pass))
         return self._receive_steps(this_pass)
@@ -111,15 +111,18 @@ class DataLoaderDispatcher(DataLoaderShard):
         # Workers read ahead when the pass begins, so the order is drawn then.
         list(islice(self._index_sampler_of(this_pass), self.prefetch_factor * self.num_workers))
 
-    def _joined_batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _joined_batches(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader."""
         for parts in groups_of(batches, self.batches_read_per_step):
             if self._drop_last and len(parts) < self.batches_read_per_step:
                 return
-            if self.slice_fn is slice_rows:  # A script's own function knows which rows belong together.
-                for part in parts:  # Where there is one for each process, each gets its own.
-                    check_rows(part, is_divided=len(parts) < self.state.num_processes)
-            yield join_batches(parts)
+            is_our_slice = self.slice_fn is slice_rows  # A script's own function knows which rows belong together.
+            if this_pass.row_lists is None:
+                this_pass.row_lists = lists_with_rows(parts[0], refuse_columns=is_our_slice)
+            if is_our_slice:
+                for part in parts:
+                    check_rows(part, this_pass.row_lists)
+            yield join_batches(parts, this_pass.row_lists)
 
     def _whole_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
         """On the main process: the steps of all processes, each with a batch that can be divided between them.
@@ -138,7 +141,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                     )
                 if not self._drop_last:
                     share += 1
-                    batch = fill_up(batch, this_pass.filling_rows, least_rows=share * world_size)
+                    batch = fill_up(batch, this_pass.filling_rows, share * world_size, this_pass.row_lists)
             short_step = None
             if num_real != self.total_batch_size:
                 rows = (share,) * world_size
@@ -148,7 +151,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _keep_filling_rows(self, batch: Any, this_pass: Pass) -> None:
         """Keep rows of the first step. In a resumed pass they are those of the epoch's first step, as saved."""
         if this_pass.filling_rows is None and not self._drop_last:
-            rows = self._slice(batch, 0, self.state.num_processes)
+            rows = self._slice(batch, 0, self.state.num_processes, this_pass)
             this_pass.filling_rows = put_back(this_pass.start.first_rows, rows)
 
     def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
@@ -160,32 +163,34 @@ class DataLoaderDispatcher(DataLoaderShard):
             try:
                 step = next(steps, None)
                 # The part is made before the step is sent, because `slice_fn` may raise too.
-                own_part = None if step is None else self._own_part(step)
+                own_part = None if step is None else self._own_part(step, this_pass)
             except Exception as error:
-                broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}"), None])
+                broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}"), None, None])
                 raise
-            broadcast_object_list([step, this_pass.drawn_from])
+            broadcast_object_list([step, this_pass.drawn_from, this_pass.row_lists])
             if own_part is None:
                 return
             yield own_part
 
     def _receive_steps(self, this_pass: Pass) -> Iterator[Step]:
         while True:
-            message, this_pass.drawn_from = broadcast_object_list([None, None])
+            message, this_pass.drawn_from, this_pass.row_lists = broadcast_object_list([None, None, None])
             if isinstance(message, RemoteError):
                 raise message
             if message is None:
                 return
-            yield self._own_part(message)
+            yield self._own_part(message, this_pass)
 
-    def _own_part(self, step: Step) -> Step:
+    def _own_part(self, step: Step, this_pass: Pass) -> Step:
         rank = self.state.process_index
         if step.short_step is None:
             share = self.total_batch_size // self.state.num_processes
         else:
             share = step.short_step.rows[rank]
-        return step._replace(content=self._slice(step.content, rank * share, (rank + 1) * share))
+        return step._replace(content=self._slice(step.content, rank * share, (rank + 1) * share, this_pass))
 
-    def _slice(self, batch: Any, begin: int, end: int) -> Any:
-        process = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
+    def _slice(self, batch: Any, begin: int, end: int, this_pass: Pass) -> Any:
+        if self.slice_fn is slice_rows:
+            return slice_rows(batch, slice(begin, end), row_lists=this_pass.row_lists)
+        process: dict[str, Any] = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch, slice(begin, end), **process)

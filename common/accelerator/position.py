@@ -65,6 +65,7 @@ class Pass:
         end_of_dataloader: True from the last batch on. A script may set it.
         drawn_from: see Position.
         filling_rows: those that fill up a dispatched last step: on the main process, after the first step was read.
+        row_lists: the names of the lists in a dispatched batch that have a row for each sample, after the first step.
     """
 
     def __init__(self, start: Position, is_resumed: bool = False) -> None:
@@ -76,6 +77,7 @@ class Pass:
         self.end_of_dataloader = False
         self.drawn_from = start.drawn_from
         self.filling_rows: Any = None
+        self.row_lists: Any = None
 
     @property
     def is_over(self) -> bool:

@@ -1,11 +1,12 @@
 """The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
-Tensors and arrays have rows, and so do lists (`is_list_of_entries`) that have as many entries. In a batch without
-tensors and arrays, lists have rows, and one of nothing but lists is refused. Beside a tensor of two rows:
+Tensors and arrays have rows. Whether a list (`is_list_of_entries`) has some is decided once for each pass, in its first
+batch, by the number of its entries. So a list of three names stays whole beside a last batch of three rows, too. In a
+batch without tensors and arrays, lists have rows, and one of nothing but lists is refused. Beside a tensor of two rows:
 
     ["a", "b"]                   two rows
     [["a", "b"], ["c"]]          two rows: columns would both have two entries
-    [("a", "b"), ("A", "B")]     two rows, or two columns, as default_collate makes: refused where it is divided
+    [("a", "b"), ("A", "B")]     refused: two rows, or two columns, which torch's default_collate makes
     ["a", "b", "c"]              no rows
 """
 
@@ -31,20 +32,6 @@ def is_list_of_entries(data: Any) -> bool:
 
 def _is_array(leaf: Any) -> bool:
     return getattr(leaf, "ndim", 0) > 0
-
-
-def _has_rows(leaf: Any, rows: int) -> bool:
-    """True for a tensor or array, and for a list with as many entries as the batch has `rows`."""
-    return _is_array(leaf) or (is_list_of_entries(leaf) and len(leaf) == rows)
-
-
-def _may_be_columns(entries: Any, rows: int) -> bool:
-    """True if there are as many `entries` as rows, all of them lists of as many values, or dicts of such lists."""
-    lengths = set()
-    for entry in entries:
-        for column in leaves(entry, is_list_of_entries):
-            lengths.add(len(column) if is_list_of_entries(column) else None)
-    return len(entries) == rows and lengths == {rows}
 
 
 def _rows_by_name(batch: Any) -> dict[str, int]:
@@ -80,30 +67,44 @@ def count_rows(batch: Any) -> int:
     return rows
 
 
-def check_rows(batch: Any, is_divided: bool) -> None:
-    """Raise ValueError if the tensors of a batch or, where it has none, its lists have different numbers of rows.
+def lists_with_rows(batch: Any, refuse_columns: bool = False) -> frozenset[str]:
+    """The names of the lists that have as many entries as the batch has rows.
 
-    One that `is_divided` between processes must not have columns that could be taken for rows either.
+    Raises:
+        ValueError: with `refuse_columns`, if such a list may be columns: lists that all have an entry for each row.
     """
+    rows = count_rows(batch)
+    names = set()
+    for name, entries in named_leaves(batch, is_list_of_entries):
+        if is_list_of_entries(entries) and len(entries) == rows:
+            names.add(name)
+            columns = chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries)
+            lengths = {len(column) if is_list_of_entries(column) else None for column in columns}
+            if refuse_columns and rows > 1 and lengths == {rows}:
+                raise _ambiguous(name)
+    return frozenset(names)
+
+
+def check_rows(batch: Any, row_lists: frozenset[str]) -> None:
+    """Raise ValueError if the tensors of a batch and its `row_lists` have different numbers of rows."""
     rows_by_name = _rows_by_name(batch)
+    for name, leaf in named_leaves(batch, is_list_of_entries):
+        if name in row_lists and is_list_of_entries(leaf):
+            rows_by_name[name] = len(leaf)
     if len(set(rows_by_name.values())) > 1:
         numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
         raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
-    rows = next(iter(rows_by_name.values()), 0)
-    if is_divided and rows > 1:
-        for name, leaf in named_leaves(batch, is_list_of_entries):
-            if is_list_of_entries(leaf) and _may_be_columns(leaf, rows):
-                raise _ambiguous(name)
 
 
-def join_batches(batches: Sequence[Any]) -> Any:
+def join_batches(batches: Sequence[Any], row_lists: frozenset[str]) -> Any:
     """One batch with the rows of all `batches` of a step, and with what has no rows, which is the same in all.
+
+    Tensors, arrays and `row_lists` have rows.
 
     Raises:
         ValueError: if rows cannot be joined, or keys or what has no rows differ between the batches.
     """
     leaves_by_batch = [dict(named_leaves(batch, is_list_of_entries)) for batch in batches]
-    rows_by_batch = [count_rows(batch) for batch in batches]
     first_leaves = leaves_by_batch[0]
     for leaves_of_batch in leaves_by_batch:
         extra = leaves_of_batch.keys() ^ first_leaves.keys()
@@ -112,10 +113,9 @@ def join_batches(batches: Sequence[Any]) -> Any:
     joined = {}
     for name, first in first_leaves.items():
         values = [leaves_of_batch[name] for leaves_of_batch in leaves_by_batch]
-        have_rows = list(map(_has_rows, values, rows_by_batch))
-        if all(have_rows):
+        if name in row_lists or any(map(_is_array, values)):
             joined[name] = _join_rows(name, values)
-        elif all(_is_same(value, first) for value in values):  # Equal lists beside unequal rows are no rows.
+        elif all(_is_same(value, first) for value in values):
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
@@ -123,16 +123,14 @@ def join_batches(batches: Sequence[Any]) -> Any:
 
 
 def _is_same(leaf: Any, other: Any) -> bool:
-    """True for two equal values that are no tensors or arrays. NaN equals NaN here."""
-    if _is_array(leaf) or _is_array(other):
-        return False
+    """True for two equal values without rows. NaN equals NaN here."""
     try:
         return bool(leaf == other or (leaf != leaf and other != other))
     except (RuntimeError, ValueError):  # Values with tensors or arrays in them count as different.
         return False
 
 
-def fill_up(batch: Any, first_rows: Any, least_rows: int) -> Any:
+def fill_up(batch: Any, first_rows: Any, least_rows: int, row_lists: frozenset[str]) -> Any:
     """`batch` with at least so many rows: `first_rows` follow its own, as often as is needed. The rest stays as it is.
 
     Raises:
@@ -146,24 +144,24 @@ def fill_up(batch: Any, first_rows: Any, least_rows: int) -> Any:
     first_leaves = dict(named_leaves(first_rows, is_list_of_entries))
     filled = {}
     for name, leaf in named_leaves(batch, is_list_of_entries):
-        first = first_leaves.get(name)
-        if not _has_rows(leaf, rows) or (not _has_rows(first, num_first_rows) and _is_same(leaf, first)):
+        if not _is_array(leaf) and name not in row_lists:
             filled[name] = leaf
-        elif _has_rows(first, num_first_rows):
-            filled[name] = _join_rows(name, [leaf, *repeat(first, copies)])
+        elif name in first_leaves:
+            filled[name] = _join_rows(name, [leaf, *repeat(first_leaves[name], copies)])
         else:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
     return replace_leaves(batch, filled.values(), is_list_of_entries)
 
 
-def slice_rows(batch: Any, rows: slice, process_index: int | None = None, num_processes: int | None = None) -> Any:
-    """`rows` of everything in `batch` that has a row for each sample. The rest stays as it is."""
+def slice_rows(batch: Any, rows: slice, row_lists: frozenset[str] | None = None, **process: int) -> Any:
+    """`rows` of the tensors, arrays and `row_lists` of a batch; the rest stays as it is. None: as in a first batch."""
     # The process is in the signature because this is a `slice_fn`. It is not needed here.
-    number = count_rows(batch)
-    sliced = list(leaves(batch, is_list_of_entries))
-    for place, leaf in enumerate(sliced):
-        if _has_rows(leaf, number):
-            sliced[place] = leaf[rows]
+    if row_lists is None:
+        row_lists = lists_with_rows(batch)
+    sliced = []
+    for name, leaf in named_leaves(batch, is_list_of_entries):
+        has_rows = _is_array(leaf) or name in row_lists
+        sliced.append(leaf[rows] if has_rows else leaf)
     return replace_leaves(batch, sliced, is_list_of_entries)
 
 

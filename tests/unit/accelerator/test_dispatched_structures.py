@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.accelerator.utils import recursively_apply
-from common.processes import RankFailed
 from tests.unit.accelerator.several_processes import on_dispatching_ranks
 
 FIRST, SECOND = torch.arange(8).split(4)  # The rows of the two batches of a step.
@@ -72,7 +71,6 @@ def batches_to_keep(rows):
         "namedtuple": Tagged("tag", rows),
         "array": {"array": rows.numpy(), "rows": rows},
         "entries": [{"row": row} for row in rows.tolist()],
-        "columns": {"rows": rows, "pair": [rows.tolist()] * 4},
         "defaultdict": collections.defaultdict(list, rows=rows),
         "class": named_dict(rows),
     }
@@ -90,6 +88,8 @@ REFUSED = [
     Refused("['weights']: 3, ['rows']: 4", *[{"weights": torch.ones(3), "rows": FIRST}] * 2),
     Refused("['names']: 3, ['texts']: 4", *[{"names": list("abc"), "texts": list("abcd")}] * 2),
     Refused("may be samples or columns", *[[tuple("abcd"), tuple("ABCD")]] * 2),
+    Refused("the lists in ['pair'] may be samples or columns", *[{"rows": FIRST, "pair": [list("abcd")] * 4}] * 2),
+    Refused("['turns'] may be samples or columns", *[{"rows": FIRST, "turns": [{"text": list("abcd")}] * 4}] * 2),
     Refused("nothing in the batch has a row", *[{"flag": True, "loss": torch.tensor(0.5)}] * 2),
     Refused(
         "['first'] differs between the batches of a step", {"first": 0, "rows": FIRST}, {"first": 4, "rows": SECOND}
@@ -140,16 +140,6 @@ def assert_all_are_refused(accelerator):
 
 def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
     on_dispatching_ranks(2, assert_all_are_refused)
-
-
-def dispatch_pairs(accelerator, pair):
-    return list(accelerator.prepare(DataLoader([{"label": 0, "pair": pair}] * 2, batch_size=2)))
-
-
-@pytest.mark.parametrize("pair", [("a", "b"), [{"text": "a"}, {"text": "b"}]])
-def test_columns_are_not_divided_like_samples(pair):
-    with pytest.raises(RankFailed, match=r"the lists in \['pair'\] may be samples or columns"):
-        on_dispatching_ranks(2, dispatch_pairs, pair, split_batches=True)
 
 
 @pytest.mark.parametrize("batch", [{"x": torch.ones(4, 3), "pad": torch.ones(1)}, {"n": 2}, [("a", "b"), ("A", "B")]])

@@ -255,14 +255,26 @@ def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
 
 def test_a_first_step_without_samples_cannot_fill_up_the_last_one():
     with pytest.raises(ValueError, match="the first step has no samples"):
-        fill_up(torch.ones(1), torch.ones(0), least_rows=2)
+        fill_up(torch.ones(1), torch.ones(0), 2, frozenset())
 
 
-def test_what_is_the_same_in_all_batches_of_a_step_stays_as_it_is():
-    names = ["a", "b", "c"]
-    first, last = ({"loss": float("nan"), "names": names, "rows": torch.ones(rows)} for rows in (2, 3))
-    for batch in (join_batches([first, last]), fill_up(last, first, least_rows=4)):
-        assert math.isnan(batch["loss"]) and batch["names"] == names and len(batch["rows"]) == 5
+def test_a_loss_that_is_nan_in_all_batches_of_a_step_does_not_differ():
+    batches = [{"loss": float("nan"), "rows": torch.ones(1)} for _ in range(2)]
+    assert math.isnan(join_batches(batches, frozenset())["loss"])
+
+
+def dispatch_names(accelerator, samples, names):
+    def collate(rows):
+        return {"rows": torch.tensor(rows), "names": names}
+
+    return [batch["names"] for batch in accelerator.prepare(DataLoader(range(samples), 3, collate_fn=collate))]
+
+
+@pytest.mark.parametrize("names", [["a", "b"], list("abcdef"), list("abcd")])
+@pytest.mark.parametrize("samples", [8, 11, 7])
+def test_a_list_without_rows_in_the_first_batch_stays_whole_in_each_step(samples, names):
+    for batches in on_dispatching_ranks(2, dispatch_names, samples, names):
+        assert batches == [names] * math.ceil(samples / 6)
 
 
 def test_what_cannot_be_dispatched_is_refused():
