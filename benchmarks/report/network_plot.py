@@ -17,7 +17,6 @@ def draw_network(record: dict, path: Path) -> None:
 
 
 def _panel(panel, group: dict, batch: int) -> None:
-    """A bar for each link between two nodes with this batch of each process."""
     pairs = {pair["of"]: pair for pair in group["pairs"]}
     bars = []
     for name, row in group["rows"].items():

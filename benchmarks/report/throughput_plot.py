@@ -80,7 +80,6 @@ def draw_scaling(record: dict, path: Path) -> None:
 
 
 def _speed_ups(panel, group: dict, right: float) -> None:
-    """A bar for each row, whose length is a ratio: 1 is one device."""
     bars = []
     for name, pair in speed_ups(group).items():
         row = group["rows"][name]

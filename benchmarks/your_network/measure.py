@@ -169,7 +169,6 @@ def wrap_on_this_machine(model: nn.Module, setting: Setting) -> nn.Module:
 
 
 def _now(device: torch.device) -> float:
-    """The time at which the device has done all its work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()

@@ -32,7 +32,6 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _contains_blocks(module: nn.Module) -> bool:
-    """True for a container of which an element has children."""
     if type(module) not in _CONTAINERS:
         return False
     return any(list(element.children()) for element in module.children())

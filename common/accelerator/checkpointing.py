@@ -179,7 +179,6 @@ def _save_alone(run: RunState, output_dir: str | os.PathLike | None, safe_serial
 
 
 def _save_together(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
-    """Save the parts of all ranks, step by step. A collective."""
     project = run.project
     # All take both from the main process, which may have saved alone before, and then has another number.
     project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])

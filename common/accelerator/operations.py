@@ -159,7 +159,6 @@ def _require_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
 
 
 def _require_dense_tensors(named: list[NamedLeaf]) -> list[torch.Tensor]:
-    """The leaves, which must be tensors that can be sent as bytes."""
     tensors = _require_tensors(named)
     if not all(map(is_dense, tensors)):
         raise TypeError("sparse, nested and quantized tensors can be neither gathered nor broadcast")

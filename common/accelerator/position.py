@@ -119,7 +119,7 @@ class Progress:
         epoch: the one that the next pass visits.
         prepared_skip: steps that it leaves out as it was prepared; what `skip_first_batches` makes of it has more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
-        checkpoint: where the loader goes on, if a checkpoint was loaded since the last pass began.
+        checkpoint: the position that was loaded since the last pass began, if any; by hand one of an epoch, at step 0.
         seed_is_drawn: True if the run that this one resumes had drawn the seed of workers that stay alive.
     """
 
@@ -153,7 +153,7 @@ class Progress:
             start = loaded
         else:
             start = loaded._replace(step=skip, is_over=False, read_ahead=None)
-        # By hand, a checkpoint has no step, so `loaded` is None. The pass behind what the loader skips is resumed too.
+        # By hand `loaded` is None. Then a pass over a loader that skips more than as prepared is resumed, too.
         is_resumed = self.checkpoint is not None and start.step > self.prepared_skip
         self.checkpoint = None
         this_pass = Pass(start, is_resumed)

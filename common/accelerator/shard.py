@@ -58,9 +58,10 @@ class DataLoaderShard(DataLoader):
     The way from a `for` to its batches, in the order of the calls:
 
         Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
-        _begin_reading        takes over the generators of rank 0, and tells the epoch
+        _begin_reading        takes over the generators of rank 0, and tells the epoch; `_resume_reading` puts them back
         _read                 leaves out steps, asks torch's loader for an iterator, which draws a seed
-        steps_of              draws the order; a stream has none
+        PassSampler           gives that loader the sample numbers; a stream has none
+        steps_of              draws their order
         send_to_device        puts the batch on the device
 
     Args:
@@ -164,10 +165,10 @@ class DataLoaderShard(DataLoader):
             return (Step(batch, None) for batch in rest)
         index_sampler = self._index_sampler_of(this_pass)
         pass_sampler = index_sampler_of(reader)
-        if self.use_stateful_dataloader:
-            pass_sampler.draw_steps = partial(_draw_and_note, index_sampler, this_pass)
-        else:
-            pass_sampler.draw_steps = partial(steps_of, index_sampler)
+        draw_steps = partial(steps_of, index_sampler)
+        if self.use_stateful_dataloader:  # The states are noted right before the draw, at the first step.
+            draw_steps = partial(_draw_and_note, index_sampler, this_pass)
+        pass_sampler.draw_steps = draw_steps
         batches = iter(reader)  # This draws a seed, and may draw the order, see `PassSampler`.
         return (next(pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
 
@@ -330,13 +331,14 @@ class DataLoaderShard(DataLoader):
     def _sharing(self) -> Sharing:
         # A loader without a shard reads all batches: on one process, or those of all processes to dispatch them.
         shard = self.shard
-        processes = PartialState() if shard is None else shard  # Both have a rank and a number of processes.
         # A SkipBatchSampler has no batch size. That of its batches is the next one in the chain.
         chain = sampler_chain(index_sampler_of(self) if shard is None else shard)
         batch_size = next((each.batch_size for each in chain if getattr(each, "batch_size", None)), 1)
-        deals_out_batches = shard is not None and not shard.split_batches
-        num_batches = processes.num_processes if deals_out_batches else self.batches_read_per_step
-        return Sharing(processes.process_index, processes.num_processes, batch_size * num_batches)
+        if shard is None:
+            state = PartialState()
+            return Sharing(state.process_index, state.num_processes, batch_size * self.batches_read_per_step)
+        num_batches = 1 if shard.split_batches else shard.num_processes
+        return Sharing(shard.process_index, shard.num_processes, batch_size * num_batches)
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""

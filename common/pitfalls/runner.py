@@ -71,7 +71,6 @@ def examine(name: str) -> Verdict:
 
 
 def _run(name: str, version: str) -> Result:
-    """The first finding of a rank, and whether a rank hung."""
     pool = ranks(PITFALLS[name].world_size, on_cpu=True)
     with tempfile.TemporaryDirectory(prefix="pitfall-") as folder:
         of_ranks = pool.run(run_on_rank, name, version, Path(folder))

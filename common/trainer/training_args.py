@@ -256,7 +256,6 @@ class TrainingArguments:
         self.debug = self.debug or []
 
     def _complete_activation_checkpointing(self) -> None:
-        """Give both names the same value."""
         if self.activation_checkpointing is None:
             self.activation_checkpointing = bool(self.gradient_checkpointing)
         if self.activation_checkpointing_kwargs is None:
