@@ -30,7 +30,6 @@ def prepared_loader(trainer: Trainer, points: Points, batch: int) -> DataLoader:
 
 
 def loader_of_a_share(trainer: Trainer, points: Points, batch: int) -> DataLoader:
-    """The ranks' shares are of different lengths."""
     return DataLoader(points, 1, sampler=DistributedEvalSampler(points))
 
 
