@@ -41,10 +41,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not config.pluginmanager.hasplugin("xdist"):
         return
-    if config.option.numprocesses is not None or config.option.usepdb:
+    decided = config.option.numprocesses is not None or config.option.usepdb
+    workers = min(available_cores(), MOST_WORKERS)
+    if decided or workers == 1:
         return
-    # One more than two cores, because many tests wait for programs that they have started.
-    config.option.numprocesses = min(available_cores() + 1, MOST_WORKERS)
+    config.option.numprocesses = workers
     config.option.dist = "loadfile"
     # The folders with long tests come first. By default files with few tests come last, and some of them are long.
     config.option.loadscopereorder = False

@@ -64,7 +64,7 @@ def test_all_ways_are_measured_in_turns(capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     samples = program.main(["measure", SENTENCES_SPEC, "--batch", "8", "--rounds", "1"])
     printed = capsys.readouterr().out
-    assert "1 round;" in printed and "interval: of the median (0%)" in printed
+    assert "1 round of" in printed and "interval: of the median (0%)" in printed
     assert list(samples) == ["one device", "DataParallel, 2", "DDP, 2"]
     for (seconds,) in samples.values():
         assert seconds > 0
