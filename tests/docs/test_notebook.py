@@ -43,7 +43,7 @@ def test_its_outputs_are_small_and_name_no_folder_of_a_machine():
     assert not MACHINE_PATH.search(printed(json.loads(NOTEBOOK.read_text())))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)  # It takes a minute and a half where nothing else runs.
 def test_it_runs_and_shows_what_it_says():
     for package in ("nbformat", "nbclient", "ipykernel"):

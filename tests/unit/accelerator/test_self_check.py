@@ -12,14 +12,13 @@ from common.accelerator.commands.accelerate_cli import main
 from tests.jobs import run_to_end
 from tests.unit.accelerator.several_processes import on_ranks
 
+CPU = ["--cpu", "--num_processes", "2"]
+FSDP = ["--config_file", "03_accelerate/fsdp_two_processes.yaml"]
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize(
     "argv, kind",
-    [
-        (["--cpu", "--num_processes", "2"], "MULTI_CPU"),
-        (["--config_file", "03_accelerate/fsdp_two_processes.yaml"], "FSDP"),
-    ],
+    [pytest.param(CPU, "MULTI_CPU", marks=pytest.mark.slow), pytest.param(FSDP, "FSDP", marks=pytest.mark.long)],
 )
 def test_the_verdict(argv, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -61,7 +61,7 @@ def test_ranks_run_jobs_on_two_nodes_also_after_one_has_failed(capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("needs_two_nodes")
 def test_a_suite_that_is_terminated_leaves_no_node_behind():
     with job([sys.executable, "-m", "benchmarks", "network", "--quick"]) as suite:
