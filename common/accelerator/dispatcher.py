@@ -84,7 +84,8 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _undivided(self, this_pass: Pass, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
-        with suppress(ValueError):  # A batch without rows is no error where nothing is divided.
+        with suppress(ValueError):  # A batch without rows, or with some of each number, is no error: it stays whole.
+            check_rows(step.content, frozenset())
             self._keep_filling_rows(step.content, this_pass)
             num_real = count_rows(step.content)
             if num_real != self.total_batch_size:

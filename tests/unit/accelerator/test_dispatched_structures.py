@@ -142,10 +142,10 @@ def test_a_batch_that_cannot_be_divided_is_refused_by_name_on_all_ranks():
     on_dispatching_ranks(2, assert_all_are_refused)
 
 
-@pytest.mark.parametrize("batch", [{"x": torch.ones(4, 3), "pad": torch.ones(1)}, {"n": 2}, [("a", "b"), ("A", "B")]])
+@pytest.mark.parametrize("batch", [{"pad": torch.ones(1), "x": torch.ones(4, 3)}, {"n": 2}, [("a", "b"), ("A", "B")]])
 def test_the_only_process_gets_its_batches_whole(batch):
     def dispatched(accelerator):
-        (found,) = accelerator.prepare(DataLoader(range(4), batch_size=4, collate_fn=lambda samples: batch))
-        return as_lists(found)
+        loader = accelerator.prepare(DataLoader(range(4), batch_size=4, collate_fn=lambda samples: batch))
+        return [(as_lists(found), loader.short_step) for found in loader]
 
-    assert on_dispatching_ranks(1, dispatched) == [as_lists(batch)]
+    assert on_dispatching_ranks(1, dispatched) == [[(as_lists(batch), None)]]
