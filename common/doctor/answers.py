@@ -34,7 +34,7 @@ Answer = Finding | NotExamined | Right
 
 
 def overall(answers: Iterable[Answer], reason: str) -> Answer:
-    """One answer for several epochs or networks: the first Finding, else Right if any is Right, else NotExamined.
+    """One answer for several epochs or networks: the first Finding, else Right if any, else the last NotExamined.
 
     `reason` is why nothing was examined if there are no answers.
     """

@@ -25,10 +25,8 @@ LOG = "log"
 
 
 class Rank(NamedTuple):
-    """The process of a rank, and the folder for what it prints and for its record."""
-
     number: int
-    folder: Path
+    folder: Path  # for what it prints, and for its record
     process: subprocess.Popen
 
 

@@ -27,7 +27,10 @@ class Batch:
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
     collectives: int = 0  # the number of calls of collectives before it
-    forwards: list[int] = field(default_factory=list)  # the number of samples in each forward in training with it
+    # The number of samples in each forward in training with it. A forward is taken to be with the newest batch while
+    # its loader is read; after that only the first one is, if the epoch has one batch. Under look-ahead (accelerate)
+    # that is one batch late: a forward counts for the batch after its own, and the last one for none.
+    forwards: list[int] = field(default_factory=list)
     evaluated: bool = False  # True if a network was called with it in evaluation mode, or without gradients
 
     @property
@@ -37,23 +40,16 @@ class Batch:
 
 @dataclass
 class Epoch:
-    """A pass over a DataLoader, in training or in evaluation.
-
-    Two ranks train on 6 samples, which are dealt out in the order 2 0 5 4 1 3, and in batches of 2:
-
-        rank 0   Batch([2, 5], …, steps=0, forwards=[2])   Batch([1], …, steps=1, forwards=[1])
-        rank 1   Batch([0, 4], …, steps=0, forwards=[2])   Batch([3], …, steps=1, forwards=[1])
-    """
+    """A pass over a DataLoader, in training or in evaluation."""
 
     data_set: int  # the `id` of the DataLoader's data set: a script may make a loader for each epoch
-    size: int | None  # the length of the whole data set, of which a `Subset` has a part; None if it has no length
+    data_set_length: int | None  # the whole data set's, of which a `Subset` has a part; None if it has none
     numbers: Sequence[int] = ()  # those of the samples that the loader can read: all, or the part of a `Subset`
     complete: bool = False  # True if the loader came to the end of its data
     batches: list[Batch] = field(default_factory=list)
 
     @property
     def samples(self) -> list[int]:
-        """The numbers of all samples, in the order in which they were read."""
         return [sample for batch in self.batches for sample in batch.samples]
 
     @property
@@ -63,8 +59,7 @@ class Epoch:
 
 @dataclass
 class Network:
-    kind: str  # the name of its class
-    parameter_count: int = 0  # the number of its parameter tensors
+    shapes: dict[str, tuple] = field(default_factory=dict)  # those of its parameters, but for what a rank has in part
     has_module: bool = False  # True if a part of it is itself called `module`
     forwards: int = 0  # the number of calls in training mode with gradients
     wrapped: bool = False  # True if DistributedDataParallel holds it, or it holds one
@@ -85,18 +80,14 @@ class Step:
 
 @dataclass
 class Save:
-    """A call of `torch.save`: the file, and the keys of each state dict that went into it."""
-
     path: str
-    state_dicts: list[list[str]]
+    state_dicts: list[list[str]]  # the keys of each one that `torch.save` has put into the file
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a collective, and the line of the script that made it."""
-
-    name: str
-    line: str
+    name: str  # a collective
+    line: str  # that of the script which calls it
 
 
 @dataclass

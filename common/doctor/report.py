@@ -22,11 +22,11 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     epochs = across_ranks(record.training_epochs for record in records)
     if epochs and all(epoch.samples for epoch in epochs[0]):
         batches = {tuple(epoch.batches[0].samples) for epoch in epochs[0]}
-        size = len(epochs[0][0].batches[0].samples)
+        total = sum(map(len, batches))
         if len(batches) == 1:  # a script may cut each rank's share out, or number data of each rank's own alike
-            parts.append(f"batches of {size} samples, of the same numbers on each rank")
+            parts.append(f"batches of {total} samples, of the same numbers on each rank")
         else:  # on a mesh, ranks may read the same batch
-            parts.append(f"batches of {len(batches)} x {size} = {len(batches) * size} samples")
+            parts.append(f"batches of {len(batches)} x {total / len(batches):g} = {total} samples")
     group = first.backend or "no process group"
     return f"{script} on {len(records)} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
 
@@ -51,7 +51,6 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
 
 
 def has_failed(answers: dict[str, Answer], records: list[Record]) -> bool:
-    """True if an observer or a check had a fault of the doctor's own."""
     of_checks = any(isinstance(answer, Failed) for answer in answers.values())
     return of_checks or any(record.observer_errors for record in records)
 

@@ -47,7 +47,6 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
 
 
 def why_nothing_was_examined(records: list[Record]) -> str | None:
-    """The reason for which there was nothing to compare; None if there was something."""
     if any(record.backend for record in records):
         return None
     trained = any(record.steps for record in records)

@@ -33,19 +33,14 @@ def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
     """True if the samples have numbers, in data sets of one length. Else NO_NUMBERS is the reason for not comparing."""
-    sizes = {epoch.size for epoch in epochs}
-    return len(sizes) == 1 and None not in sizes and all(epoch.samples for epoch in epochs)
+    lengths = {epoch.data_set_length for epoch in epochs}
+    return len(lengths) == 1 and None not in lengths and all(epoch.samples for epoch in epochs)
 
 
 def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
-    """The networks that all ranks have trained: for each the observations of all ranks."""
-    of_ranks = [[network for network in record.networks if network.forwards] for record in records]
-    same = []
-    for networks in across_ranks(of_ranks):
-        shapes = {(network.kind, network.parameter_count) for network in networks}
-        if len(shapes) == 1:
-            same.append(networks)
-    return same
+    """The networks that all ranks have trained, with the same parameters: for each the observations of all ranks."""
+    trained = across_ranks([network for network in record.networks if network.forwards] for record in records)
+    return [of_ranks for of_ranks in trained if all(network.shapes == of_ranks[0].shapes for network in of_ranks)]
 
 
 def have_same_rates(of_ranks: tuple[Step, ...]) -> bool:

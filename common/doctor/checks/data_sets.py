@@ -6,21 +6,19 @@ that are drawn anew at each read prove nothing: so a rank's own later reads are 
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import across_ranks
-from common.doctor.checks.contents import Pairs, are_same_samples, read_twice
-from common.doctor.checks.samples import MIN_SAMPLES, are_dealt_out
+from common.doctor.checks.contents import are_same_samples, read_twice
+from common.doctor.checks.samples import MIN_SAMPLES, share_no_sample
 from common.doctor.record import Record
 
 
 def check_data_sets(records: list[Record]) -> Answer:
-    dealt_out = list(filter(are_dealt_out, across_ranks(record.training_epochs for record in records)))
+    dealt_out = list(filter(share_no_sample, across_ranks(record.training_epochs for record in records)))
     if not dealt_out:
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
     by_rank = []
-    by_one_rank: Pairs = []
-    for own in zip(*dealt_out, strict=True):
-        epochs = [epoch for epoch in own if epoch.data_set == own[0].data_set]
-        by_rank.append(epochs)
-        by_one_rank += read_twice(epochs[:1], epochs[1:])
+    for of_rank in zip(*dealt_out, strict=True):
+        by_rank.append([epoch for epoch in of_rank if epoch.data_set == of_rank[0].data_set])
+    by_one_rank = [pair for earliest, *later in by_rank for pair in read_twice([earliest], later)]
     first, *others = by_rank
     by_two_ranks = [pair for epochs in others for pair in read_twice(first, epochs)]
     if min(len(by_one_rank), len(by_two_ranks)) < MIN_SAMPLES:

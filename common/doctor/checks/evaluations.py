@@ -9,17 +9,6 @@ from common.doctor.record import Epoch, Record
 
 
 def check_evaluation_samples(records: list[Record]) -> Answer:
-    """The answer about the samples of evaluations, such as these of six samples on two ranks, in batches of one:
-
-    0 2 4    1 3 5    right
-    0 … 5    0 … 5    right: each rank evaluates all
-    0 … 3    0 … 3    found: the last batches were dropped
-    0 2 4    2 5 1    not examined: 2 is in no last batch, as padding would be, so each rank may draw its own samples
-    0 2 4    1 3 0    found: 0 is read twice, and 5 never
-    0 2      1 3      found: the last batches were dropped, unless another evaluation reads 4 and 5, and nothing else
-    0 2 4 0  1 3 5 1  not examined: the script may drop the padding, or draw the samples with replacement
-    0        1        right: more are missing than the last batches have, so a part is evaluated on purpose
-    """
     if any(record.is_sharded for record in records):
         return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")
     of_ranks = [record.evaluations for record in records]
@@ -42,27 +31,31 @@ def _gathers(record: Record, evaluation: Epoch) -> bool:
 
 
 def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> Answer:
+    """The answer about one evaluation, such as these of six samples on two ranks, in batches of one:
+
+    0 2 4 0  1 3 5 1  not examined: the script may drop the padding, or draw the samples with replacement
+    0 2 4    2 5 1    not examined: 2 is in no last batch, as padding would be, so each rank may draw its own samples
+    0 2 4    1 3 5    right
+    0 … 5    0 … 5    right: each rank evaluates all
+    0 2 4    1 3 0    found: 0 is read twice, and 5 never
+    0 … 3    0 … 3    found: the last batches were dropped
+    """
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
     shares = [epoch.samples for epoch in epochs]
-    if any(len(set(share)) < len(share) for share in shares):
+    if any(len(set(share)) < len(share) for share in shares):  # 0 2 4 0, 1 3 5 1
         return NotExamined("a rank repeats samples of its own: they are padding, or drawn with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     each_evaluates_all = all(set(share) == set(shares[0]) for share in shares)
     read_by_several = {sample for sample, ranks in readers.items() if ranks > 1}
     repeated = set() if each_evaluates_all else read_by_several
     last_batches = list(chain.from_iterable(epoch.batches[-1].samples for epoch in epochs))
-    if not repeated.issubset(last_batches):
+    if not repeated.issubset(last_batches):  # 0 2 4, 2 5 1
         return NotExamined("several ranks read a sample that is in no last batch: it is not padding")
-    unread = _expected_numbers(epochs) - readers.keys()
-    # But for the rest: if evaluation 0 reads 0 to 3, evaluation 1 may read 4 and 5.
-    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.size == epochs[0].size]
-    never_read = unread.difference(*[samples for samples in others if samples <= unread])
-    is_a_part_on_purpose = len(never_read) > len(last_batches)
-    dropped = set() if is_a_part_on_purpose else never_read
-    if not repeated and not dropped:
+    dropped = _dropped(epochs, of_ranks)
+    if not repeated and not dropped:  # 0 2 4, 1 3 5, and 0 … 5, 0 … 5
         return Right()
-    return Finding(  # filled up, or the last batches were dropped
+    return Finding(  # 0 2 4, 1 3 0, and 0 … 3, 0 … 3
         f"{len(repeated)} of {len(readers) + len(dropped)} samples are read more than once, {len(dropped)} never, "
         f"in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
@@ -70,10 +63,24 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     )
 
 
+def _dropped(epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> set[int]:
+    """The samples that were dropped with the last batches, such as these of six samples:
+
+    0 2  1 3  4 and 5, unless another evaluation reads 4 and 5, and nothing else
+    0    1    none: more are missing than the last batches have, so a part is evaluated on purpose
+    """
+    unread = _expected_numbers(epochs).difference(*[epoch.samples for epoch in epochs])
+    length = epochs[0].data_set_length
+    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.data_set_length == length]
+    never_read = unread.difference(*[samples for samples in others if samples <= unread])
+    in_last_batches = sum(len(epoch.batches[-1].samples) for epoch in epochs)
+    return set() if len(never_read) > in_last_batches else never_read
+
+
 def _expected_numbers(epochs: tuple[Epoch, ...]) -> set[int]:
     """The numbers that the ranks' data sets have together: all, or those of a `Subset`."""
     numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
-    whole = range(epochs[0].size)
+    whole = range(epochs[0].data_set_length)
     has_own_parts = any(epoch.numbers != epochs[0].numbers for epoch in epochs)
     if has_own_parts and len(whole) - len(numbers) < len(epochs):  # 65 samples in two Subsets of 32: one is dropped
         numbers.update(whole)

@@ -13,7 +13,7 @@ NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 def check_same_weights(records: list[Record]) -> Answer:
     answers = [_weights(networks, records) for networks in trained_networks(records)]
-    return overall(answers, "no network was trained on all ranks")
+    return overall(answers, "no network with the same parameters was trained on all ranks")
 
 
 def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
@@ -50,7 +50,8 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     if not any(network.wrapped for network in networks):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
-            "wrap it, and train the wrapper, or average the weights (seen if that is every 64 steps or more often)",
+            "wrap it, and train the wrapper, or average the weights (seen if that is every 64 steps or more often); "
+            "a part of a larger model, as a stage of a pipeline, is meant to differ",
             pitfall="forward_through_module",
         )
     if not all(map(have_same_rates, corresponding_steps(records))):
@@ -89,8 +90,8 @@ def differences_by_step(of_ranks: list[dict[int, Tensors]]) -> dict[int, dict[st
     """For each number of steps after which all ranks have noted tensors: those that differ, and by how much at most."""
     found = {}
     for step in sorted(of_ranks[0]):
-        first, *others = [tensors.get(step) for tensors in of_ranks]
-        if first and all(others):
+        first, *others = [tensors.get(step, {}) for tensors in of_ranks]
+        if set(first).intersection(*others):  # else nothing would be compared
             found[step] = _differences(first, others)
     return found
 
@@ -109,6 +110,5 @@ def _differences(first: Tensors, others: list[Tensors]) -> dict[str, float]:
 
 
 def _in_words(differences: dict[str, float]) -> str:
-    """For example "2 tensors differ between the ranks by up to 1.0e-02 (weight, bias)"."""
     names = ", ".join(list(differences)[:3])
     return f"{len(differences)} tensors differ between the ranks by up to {max(differences.values()):.1e} ({names})"

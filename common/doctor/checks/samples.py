@@ -9,6 +9,7 @@ from common.doctor.checks.contents import are_same_samples, read_twice
 from common.doctor.record import Epoch, Record
 
 MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one order, by chance
+WITHOUT_FORWARD = 1  # so many batches of an epoch may have none: see `Batch.forwards`, or the last one is read in vain
 
 
 def check_training_samples(records: list[Record]) -> Answer:
@@ -19,9 +20,17 @@ def check_training_samples(records: list[Record]) -> Answer:
     return overall(answers, "no DataLoader was read during training on all ranks")
 
 
-def are_dealt_out(epochs: tuple[Epoch, ...]) -> bool:
-    """True if each rank has read a part of one order, which is the only right answer. The number plays no part."""
-    return isinstance(_epoch(0, epochs), Right)
+def share_no_sample(epochs: tuple[Epoch, ...]) -> bool:
+    """True if each rank has read a part of one order."""
+    shares = _without_last_batches(epochs)
+    samples = list(chain.from_iterable(shares))
+    is_repeated = len(set(samples)) < len(samples)
+    return are_numbered_alike(epochs) and all(shares) and not is_repeated
+
+
+def _without_last_batches(epochs: tuple[Epoch, ...]) -> list[list[int]]:
+    """What each rank reads but for its last batch, which may be filled up with samples of the beginning."""
+    return [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
 
 
 def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
@@ -29,8 +38,8 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
     samples without numbers                                          that of `_by_contents`
     fewer than two batches                                           not examined
-    samples that are drawn with replacement                          not examined
     a part of one order                                              right
+    samples that are drawn with replacement                          not examined
     an order of its own, of data of its own                          not examined
     all samples in one order                                         that of `_one_order`
     an order of its own, but few samples that another rank has read  not examined
@@ -39,16 +48,15 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     """
     if not are_numbered_alike(epochs):
         return _by_contents(number, epochs)
-    # The last batch may be filled up with samples of the beginning.
-    shares = [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
+    shares = _without_last_batches(epochs)
     if not all(shares):
         return NotExamined("fewer than two batches were read")
+    if share_no_sample(epochs):  # a part of one order
+        return Right()
     if any(len(set(share)) < len(share) for share in shares):
         return NotExamined("the sampler draws samples with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
-    if not shared:  # a part of one order
-        return Right()
     first, *others = epochs
     pairs = [pair for other in others for pair in read_twice([first], [other])]
     if pairs and not are_same_samples(pairs):  # an order of its own, of data of its own
@@ -86,8 +94,8 @@ def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     for epoch in epochs:
         # Two forwards of half a batch may be those of two networks with the same half, so they are not added up.
-        whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) >= batch.size]
-        if len(whole) < len(epoch.batches) - 1:  # one batch may be read ahead (`batch_in_use`), or a last one in vain
+        trained_whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) >= batch.size]
+        if len(trained_whole) < len(epoch.batches) - WITHOUT_FORWARD:
             return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")
     count = sum(batch.size for batch in epochs[0].batches)
     return Finding(

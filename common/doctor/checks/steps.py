@@ -1,10 +1,4 @@
-"""`Record.steps` and `clippings`: all ranks run one script and make such a mistake alike, so rank 0 alone is asked.
-
-check         right                                          wrong
-clipping      scale, backward, unscale_, clip, step          scale, backward, clip, step
-accumulation  steps of 3, 3, 3, 3, … micro-batches           steps of 1, 3, 3, 3, … micro-batches
-schedule      learning rates …, 0.3, 0.2, 0.1, 0             learning rates …, 0.2, 0, 0, 0, 0, 0
-"""
+"""`Record.steps` and `clippings`: all ranks run one script and make such a mistake alike, so rank 0 alone is asked."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import changing_rates

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,9 @@ VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor) and batch.dim() and batch.layout == torch.strided:  # a sparse one has no rows
+    if (
+        isinstance(batch, Tensor) and batch.dim() and not batch.is_nested and batch.layout == torch.strided
+    ):  # else it has no rows
         yield batch
     elif hasattr(batch, "items"):  # a dict, or what a tokenizer returns
         for _, part in batch.items():
@@ -40,9 +43,10 @@ def contents(batch: Any, count: int) -> list[Content]:
 
 
 def _fingerprint(row: Tensor) -> int:
-    values = row.detach().flatten()
+    values = row.detach().resolve_conj().cpu().flatten()
     if len(values) > 1 and row.dtype in (torch.int32, torch.int64):
-        values = values[values > 0]  # without the 0 or -100 that fill up a text in a batch of longer ones
+        # Without the 0 or -100 that fill up a text in a batch of longer ones.
+        values = torch.from_numpy(np.trim_zeros(values.clamp(min=0).numpy(), "b"))
     stride = max(1, len(values) // VALUES_PER_TENSOR)
-    raw_bytes = values[::stride].cpu().contiguous().view(torch.uint8)
+    raw_bytes = values[::stride].contiguous().view(torch.uint8)
     return zlib.crc32(raw_bytes.numpy().tobytes())

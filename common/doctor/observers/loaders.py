@@ -52,13 +52,7 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
 
     def batch_in_use(self) -> Batch | None:
-        """The batch that a forward is with: the newest one, while its loader is read.
-
-        for batch in loader       its own batch
-        look-ahead (accelerate)   the batch after its own; none for the last forward, since the loader has been read
-        the same, with one batch  its own batch, since no forward was with it
-        next(iter(loader))        its own batch; none for a second forward
-        """
+        """The batch that a forward is taken to be with, by the rule at `Batch.forwards`."""
         if self._newest is None:
             return None
         epoch = self._newest.epoch
@@ -90,6 +84,8 @@ class LoaderObserver:
         if not epoch.batches and len(self._record.epochs) < MAX_EPOCHS:
             self._record.epochs.append(epoch)
         samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
+        if not getattr(iterator, "_in_order", True):  # workers hand out the batches as they are ready
+            samples = []
         epoch.batches.append(Batch(samples, [], len(self._record.steps), len(self._record.collectives)))
         self._newest = reading
         if reading.fingerprints < MAX_FINGERPRINTS:
@@ -102,14 +98,14 @@ class LoaderObserver:
 
 
 def _epoch(loader: DataLoader) -> Epoch:
-    epoch = Epoch(id(loader.dataset), size=None)
+    epoch = Epoch(id(loader.dataset), data_set_length=None)
     dataset: Any = loader.dataset
     with contextlib.suppress(Exception):  # an iterable data set has no length, and the script's own may raise anything
         epoch.numbers = range(len(dataset))
         while isinstance(dataset, Subset):
             epoch.numbers = [int(dataset.indices[number]) for number in epoch.numbers]
             dataset = dataset.dataset
-        epoch.size = len(dataset)
+        epoch.data_set_length = len(dataset)
     return epoch
 
 

@@ -15,7 +15,7 @@ from common.doctor.observers.contents import tensors_in
 from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.observers.tensors import identities, is_part, is_split, some_statistics, some_weights
+from common.doctor.observers.tensors import identities, is_part, is_split, shapes, some_statistics, some_weights
 from common.doctor.record import Network
 
 EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, so an average every n <= 64 steps is seen
@@ -41,6 +41,7 @@ class NetworkObserver:
         self._when_wrapped: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple]] = weakref.WeakKeyDictionary()
 
     def install(self) -> None:
+        torch.compiler.set_stance("force_eager")  # torch.compile would compile the hooks too, and may fail at them
         register_module_forward_pre_hook(self._recorder.guarded(self.before_forward))
         register_module_forward_hook(self._recorder.guarded(self.after_forward), with_kwargs=True, always_call=True)
         self._recorder.wrap(DistributedDataParallel, "__init__", after=self.after_wrapping)
@@ -75,6 +76,7 @@ class NetworkObserver:
         batch = self._loaders.batch_in_use()
         if forward.in_training:
             network.forwards += 1
+            network.shapes = network.shapes or shapes(forward.module)  # lazy layers have them after a forward
             if batch:
                 batch.forwards.append(len(next(tensors_in((inputs, keywords)), ())))
             device = next(forward.module.parameters()).device
@@ -88,11 +90,9 @@ class NetworkObserver:
                 network.statistics[steps] = some_statistics(forward.module)
 
     def _add(self, module: nn.Module) -> None:
-        parameters = list(module.named_parameters())
-        has_module = "module" in dict(module.named_children())
-        self.networks[module] = Network(type(module).__name__, len(parameters), has_module)
+        self.networks[module] = Network(has_module="module" in dict(module.named_children()))
         self._record.networks.append(self.networks[module])
-        self._record.is_sharded |= any(is_part(name, parameter) for name, parameter in parameters)
+        self._record.is_sharded |= any(is_part(name, parameter) for name, parameter in module.named_parameters())
         self._record.is_split |= is_split(module)
 
     def _compare_with_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:

@@ -41,6 +41,9 @@ class OptimizerObserver:
             is_unknown = rate is None or math.isnan(rate)
             rates.append(None if is_unknown else float(rate))
         forwards = sum(network.forwards for network in self._record.networks)
+        has_gradient = any(part.grad is not None for group in optimizer.param_groups for part in group["params"])
+        if not forwards and not (has_gradient and any(rates)):
+            return  # nothing is trained: torch.distributed.checkpoint lets an optimizer make its state so
         self._record.steps.append(Step(rates, forwards - self._forwards_before, self._numbers[optimizer]))
         self._forwards_before = forwards
         if len(self._record.steps) <= FIRST_STEPS:

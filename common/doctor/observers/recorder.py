@@ -75,7 +75,6 @@ class Recorder:
         setattr(owner, name, observed)
 
     def finish(self, reason: Reason, text: str = "") -> None:
-        """Write the record for the last time."""
         with self.lock:
             self.record.end = End(reason, text)
             self.record.waits_in = ""

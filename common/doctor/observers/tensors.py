@@ -23,7 +23,12 @@ def identities(module: nn.Module) -> dict[str, tuple]:
 
 def is_part(name: str, parameter: nn.Parameter) -> bool:
     """True if this rank holds a part of the parameter only, as FSDP2 and FSDP1 leave it."""
-    return isinstance(parameter, DTensor) or "_flat_param" in name
+    return isinstance(parameter, DTensor) or "_fsdp_wrapped_module" in name
+
+
+def shapes(module: nn.Module) -> dict[str, tuple]:
+    whole = [(name, parameter) for name, parameter in module.named_parameters() if not is_part(name, parameter)]
+    return {name: tuple(parameter.shape) for name, parameter in whole}
 
 
 def is_split(module: nn.Module) -> bool:

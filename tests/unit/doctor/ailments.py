@@ -77,6 +77,7 @@ UNUSUAL = UNEVEN | {
     STEP: f"{STEP}            of_head.step()\n",
     SCHEDULE: "",
     "net.state_dict()": "AveragedModel(net).state_dict()",
+    NET: f'{NET}    net.compile(backend="eager", fullgraph=True)\n',
 }
 
 MISTAKES = {

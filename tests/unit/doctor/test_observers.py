@@ -2,7 +2,6 @@
 
 import gc
 import os
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +21,8 @@ from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import FILE, Record, Step, read, write
+from common.doctor.observers.tensors import some_weights
+from common.doctor.record import FILE, Network, Record, Step, read, write
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def recorder(monkeypatch, tmp_path):
 
 
 def test_a_text_is_the_same_however_far_it_is_filled_up():
+    assert len(set(contents(torch.tensor([[1, 0, 1], [0, 1, 1], [1, 0, 0], [0, 1, 0]]), 4))) == 4
     alone = torch.arange(1, 2001)[None]
     padded = nn.functional.pad(alone, (0, 48))
     assert contents(alone, 1) == contents({"words": padded}, 1)
@@ -45,6 +46,7 @@ def test_samples_that_are_not_stacked_have_contents_too():
     samples = [(torch.ones(3, 8), torch.ones(4)), (torch.ones(3, 9), torch.ones(5))]  # images and boxes
     assert len(set(contents(tuple(zip(*samples, strict=True)), 2))) == 2
     assert contents([image for image, _ in samples], 2) == contents(torch.eye(2).to_sparse(), 2) == []
+    assert len(contents(torch.ones(2, 3, dtype=torch.complex64).conj(), 2)) == 2
 
 
 def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
@@ -62,6 +64,12 @@ def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_la
     monkeypatch.setattr(os, "_exit", ended.append)
     recorder = SimpleNamespace(record=Record(rank=0), finish=ended.append)
     observer = OptimizerObserver(recorder, SimpleNamespace(networks={}), last_step=2)
+    idle = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    observer.after_step(idle, (), {})  # before the training, with no gradient, or at a rate of 0 as DCP does it
+    idle.param_groups[0] = {"params": [torch.ones(1).requires_grad_()], "lr": 0.0}
+    idle.param_groups[0]["params"][0].grad = torch.zeros(1)
+    observer.after_step(idle, (), {})
+    recorder.record.networks.append(Network(forwards=1))
     inner, outer = (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2))
     inner.param_groups[0] = {"params": inner.param_groups[0]["params"], **group}
     outer.optim = inner  # as a ZeroRedundancyOptimizer has one
@@ -112,20 +120,10 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder
     assert isinstance(steps.check_clipping([recorder.record]), kind)
 
 
-class WithoutLength:
-    def __getitem__(self, number):
-        return number
-
-    def __len__(self):
-        raise NotImplementedError
-
-
 @pytest.mark.parametrize(
     "dataset, order, kind",
     [
         (range(40), range(39, -1, -1), Finding),
-        (WithoutLength(), range(39, -1, -1), Finding),
-        (defaultdict(int), range(39, -1, -1), Finding),  # the order goes beyond the length, which is 0 at first
         (Subset(range(40), range(39, -1, -1)), range(30), NotExamined),  # as random_split has made it
         (range(41), [*range(1, 41, 2), 0], NotExamined),  # filled up
     ],
@@ -147,6 +145,8 @@ def test_loaders_of_one_data_set_read_the_same_and_those_of_others_do_not(record
         list(DataLoader(data))
         list(DataLoader(data))
     assert len({epoch.data_set for epoch in recorder.record.epochs}) == 12
+    list(DataLoader(range(4), num_workers=1, in_order=False))
+    assert recorder.record.epochs[-1].samples == []
 
 
 @pytest.mark.parametrize("size, batch_size, kind", [(65, 8, Finding), (128, 32, Right)])
@@ -182,10 +182,11 @@ def test_what_backward_computes_again_is_no_further_forward():
     after = register_module_forward_hook(observer.after_forward, with_kwargs=True)
     module = nn.Linear(2, 1)
     checkpoint(module, torch.ones(3, 2), use_reentrant=False).sum().backward()
-    assert [(network.kind, network.forwards) for network in recorder.record.networks] == [("Linear", 1)]
+    assert [(network.shapes["weight"], network.forwards) for network in recorder.record.networks] == [((1, 2), 1)]
     for _ in range(64):  # the weights are noted after each
         recorder.record.steps.append(Step([0.1], 1))
         module(torch.ones(3, 2))
     before.remove()
     after.remove()
     assert list(recorder.record.networks[0].weights) == list(range(1, 65))
+    assert some_weights(nn.ModuleDict({"_fsdp_wrapped_module": module})) == {}  # as FSDP1 names what it shards
