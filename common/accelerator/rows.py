@@ -78,9 +78,9 @@ def lists_with_rows(batch: Any, refuse_columns: bool = False) -> frozenset[str]:
     for name, entries in named_leaves(batch, is_list_of_entries):
         if is_list_of_entries(entries) and len(entries) == rows:
             names.add(name)
-            columns = chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries)
-            lengths = {len(column) if is_list_of_entries(column) else None for column in columns}
-            if refuse_columns and rows > 1 and lengths == {rows}:
+            columns = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
+            are_as_long = all(is_list_of_entries(column) and len(column) == rows for column in columns)
+            if refuse_columns and rows > 1 and columns and are_as_long:
                 raise _ambiguous(name)
     return frozenset(names)
 
