@@ -51,6 +51,10 @@ def _rows_by_name(batch: Any) -> dict[str, int]:
     return {name: len(entries) for name, entries in lists.items()}
 
 
+def _is_list_of(number: int, data: Any) -> bool:
+    return is_list_of_entries(data) and len(data) == number
+
+
 def _ambiguous(name: str) -> ValueError:
     return ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
 
@@ -76,11 +80,11 @@ def lists_with_rows(batch: Any, refuse_columns: bool = False) -> frozenset[str]:
     rows = count_rows(batch)
     names = set()
     for name, entries in named_leaves(batch, is_list_of_entries):
-        if is_list_of_entries(entries) and len(entries) == rows:
+        if _is_list_of(rows, entries):
             names.add(name)
             columns = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
-            are_as_long = all(is_list_of_entries(column) and len(column) == rows for column in columns)
-            if refuse_columns and rows > 1 and columns and are_as_long:
+            may_be_columns = rows > 1 and columns and all(_is_list_of(rows, column) for column in columns)
+            if refuse_columns and may_be_columns:
                 raise _ambiguous(name)
     return frozenset(names)
 

@@ -95,7 +95,6 @@ def _limit(has_crashed: bool, running: list[Rank], patience: float) -> float:
 
 
 def _last_progress(rank: Rank) -> int | None:
-    """The time of the last progress, in nanoseconds; None before the first."""
     file = rank.folder / PROGRESS
     return file.stat().st_mtime_ns if file.exists() else None
 

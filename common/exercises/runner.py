@@ -158,7 +158,6 @@ def _line_of(thread: threading.Thread, path: Path, checker: ModuleType) -> str:
 
 
 def _line_in(path: Path, stack: traceback.StackSummary) -> str:
-    """The innermost line that is of this file; empty if there is none."""
     for frame in reversed(stack):
         if frame.filename == str(path):
             return f"line {frame.lineno} of {path.name}: {frame.line}"

@@ -66,7 +66,6 @@ def shard_model(model: nn.Module, plugin: FullyShardedDataParallelPlugin, device
 
 
 def _layers_to_wrap(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
-    """The layers that are gathered apart from the others, the inner ones first."""
     layers = list(model.modules())[1:]
     if plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
         names = plugin.transformer_cls_names_to_wrap or getattr(model, "_no_split_modules", None) or []
