@@ -213,7 +213,6 @@ def make_trainer(library: str, script: Script, folder: str) -> Any:
 
 
 def run(library: str, script: Script, folder: str, seen: dict[str, Any]) -> None:
-    """Note all that is compared of a training: every number is exact."""
     trainer = make_trainer(library, script, folder)
     output = trainer.train()
     seen["histories"] = [comparable_logs(trainer.state.log_history)]

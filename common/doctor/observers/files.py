@@ -14,15 +14,15 @@ from common.doctor.record import Save
 def install(recorder: Recorder) -> None:
     def before_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)  # else it is an open file
-        if isinstance(path, str | os.PathLike):
+        if isinstance(path, str | os.PathLike) and not Path(path).is_char_device():  # /dev/null is no file
             recorder.record.saves.append(Save(str(Path(path).resolve()), _state_dicts(obj)))
 
     recorder.wrap(torch, "save", before=before_save)
 
 
 def _state_dicts(value: Any) -> list[list[str]]:
-    if not isinstance(value, dict) or not value:
+    if not isinstance(value, dict):
         return []
-    if all(isinstance(part, Tensor) for part in value.values()):
-        return [[str(key) for key in value]]
-    return [keys for part in value.values() for keys in _state_dicts(part)]
+    keys = [str(key) for key, part in value.items() if isinstance(part, Tensor)]
+    inner = [keys for part in value.values() for keys in _state_dicts(part)]
+    return [keys, *inner] if keys else inner

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from common.doctor.observers.contents import contents
@@ -47,9 +47,9 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
         # An iterator that keeps its workers is reset for another epoch, and one with workers also when it is made.
         self._recorder.wrap(_BaseDataLoaderIter, "_reset", after=self.after_start)
-        # Without workers each batch calls before_batch, after_indices, and after_batch, which makes a Batch of both.
+        # Without workers each batch calls after_indices, and then after_batch, which makes a Batch of both.
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
-        self._recorder.wrap(_BaseDataLoaderIter, "__next__", self.before_batch, self.after_batch, self.after_error)
+        self._recorder.wrap(_BaseDataLoaderIter, "__next__", after=self.after_batch, failed=self.after_error)
 
     def batch_in_use(self) -> Batch | None:
         """The batch that a forward is taken to be with, by the rule at `Batch.forwards`."""
@@ -68,13 +68,12 @@ class LoaderObserver:
         self._readings[iterator] = Reading(_epoch(loader), weakref.ref(iterator))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
-        self._readings[iterator].asked.append(numbers)
-
-    def before_batch(self, iterator: Any) -> None:
         reading = self._readings[iterator]
-        # The first batch includes the sampler's own draws, and those should be equal on all ranks. Workers draw in
-        # processes of their own.
-        if reading.epoch.batches and iterator._num_workers == 0:
+        reading.asked.append(numbers)
+        # The sampler has drawn already, and those draws should be equal on all ranks, as should those of a stream's
+        # order. The first batch may draw for the data set once. Workers draw in processes of their own.
+        is_stream = isinstance(iterator._dataset, IterableDataset)
+        if reading.epoch.batches and iterator._num_workers == 0 and not is_stream:
             reading.generators = states(CPU)
 
     def after_batch(self, batch: Any, iterator: Any) -> None:

@@ -274,7 +274,6 @@ def test_what_could_not_be_loaded_is_refused_by_name_when_it_is_saved(value, tmp
 
 
 def forge(folder, name, content) -> None:
-    """Replace a file of a checkpoint, with a manifest that matches."""
     torch.save(content, folder / name)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][name] = describe(folder / name)

@@ -119,7 +119,6 @@ def test_what_is_broadcast_arrives_in_the_memory_of_a_view():
 
 
 def in_order_of_rank(rank, **values):
-    """A dict whose keys came in the other order on rank 1."""
     return dict(sorted(values.items(), reverse=rank == 1))
 
 
@@ -218,7 +217,6 @@ class NotForSending:
 
 
 def send_what_cannot_be_sent(accelerator):
-    """Each error is raised on all ranks."""
     with pytest.raises(RuntimeError, match="rank 1 cannot pickle what it has to send"):
         operations.gather_object([1 if accelerator.is_main_process else lambda: 1])
     with pytest.raises(RuntimeError, match="rank 0 cannot pickle what it has to send: not for sending"):

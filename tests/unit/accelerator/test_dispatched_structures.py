@@ -111,7 +111,6 @@ REFUSED = [
 
 
 def dispatch(accelerator, *batches):
-    """This rank's part of the one step that two batches make."""
     (part,) = accelerator.prepare(DataLoader(batches, batch_size=1, collate_fn=lambda samples: samples[0]))
     return part
 

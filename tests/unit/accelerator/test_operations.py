@@ -26,7 +26,6 @@ class Items(list):
 
 
 def answer(function, *args, **kwargs):
-    """The result of a call, or the type of the error that it raises."""
     try:
         return plain(function(*args, **kwargs))
     except Exception as error:

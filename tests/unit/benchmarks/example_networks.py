@@ -10,7 +10,6 @@ SENTENCES_SPEC = f"{Path(__file__).with_name('sentences.py')}:build"
 
 
 def simulated_peaks(network: UserNetwork, setting: Setting, samples: int) -> memory.Peaks:
-    """The bytes of each device in a step of so many samples on each."""
     with memory.simulated_training(network, setting) as training:
         return training.peaks_of_step(samples)
 

@@ -32,7 +32,6 @@ NETWORKS = {
 
 @functools.cache
 def costs_of(name: str) -> NetworkCosts:
-    """A network of NETWORKS; the largest take seconds."""
     build, shape, loss = NETWORKS[name]
 
     def batch(samples: int):

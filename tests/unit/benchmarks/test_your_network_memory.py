@@ -182,7 +182,6 @@ def test_a_unit_that_two_parents_have_is_wrapped_once():
 
 
 def refusal(capsys, *arguments: str) -> str:
-    """The one line on stderr for a question that cannot be answered."""
     with pytest.raises(UserError):
         program.main(["memory", *arguments])
     (line,) = capsys.readouterr().err.splitlines()

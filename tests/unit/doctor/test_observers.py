@@ -54,8 +54,19 @@ def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
     paths = [tmp_path / folder / "last.pt" for folder in ("a", "b")]
     for path in paths:
         path.parent.mkdir()
-        torch.save({}, path)
-    assert [save.path for save in recorder.record.saves] == list(map(str, paths))
+        torch.save({"model": {"w": torch.ones(1), "_extra_state": b""}}, path)
+    torch.save({}, os.devnull)
+    assert [(save.path, save.state_dicts) for save in recorder.record.saves] == [(str(path), [["w"]]) for path in paths]
+
+
+def test_what_a_sampler_draws_is_no_augmentation(recorder):
+    LoaderObserver(recorder).install()
+    recorder.record.steps.append(Step([0.1], 1))
+    for augment, noted in ((False, 0), (True, 2)):
+        data = [torch.ones(1)] * 9
+        sampler = (torch.randint(9, (4,)).tolist() for _ in range(3))
+        list(DataLoader(data, batch_sampler=sampler, collate_fn=lambda rows, noisy=augment: noisy and torch.rand(2)))
+        assert sum(map(len, recorder.record.draws.values())) == noted
 
 
 @pytest.mark.parametrize("group", [{}, {"lr": None}, {"lr": float("nan")}])

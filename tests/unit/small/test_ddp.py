@@ -35,7 +35,6 @@ def backward(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, is_l
 
 
 def train(wrap: Callable[[nn.Module], nn.Module]) -> dict:
-    """Three steps, of which the second has two micro-batches."""
     with process_group():
         rank = dist.get_rank()
         torch.manual_seed(rank)  # each rank starts with weights of its own

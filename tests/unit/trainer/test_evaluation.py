@@ -216,8 +216,6 @@ class Certain(nn.Module):
 
 
 class Sentences(Points):
-    """The sample at index i is i + 1 tokens long."""
-
     def __getitem__(self, index):
         tokens = torch.full((index + 1,), 3)
         return {"tokens": tokens, "labels": tokens}

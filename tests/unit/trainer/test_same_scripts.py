@@ -35,8 +35,6 @@ class Texts(Points):
 
 
 class LanguageModel(nn.Module):
-    """Says of itself what the models of transformers say."""
-
     def __init__(self, loss_type, is_encoder_decoder) -> None:
         super().__init__()
         self.linear = nn.Linear(16, 60)
