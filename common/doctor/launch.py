@@ -127,6 +127,7 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
     if was_stopped and end.reason != "crash":
         end.reason = "stopped"
     elif exit_code != 0 and end.reason in (None, "finished"):  # it was killed, left by os._exit, or died at its exit
+        end.was_killed = end.reason is None
         end.after_last_line = end.reason == "finished"
         when = "after its last line, " if end.after_last_line else ""
         end.reason = "crash"

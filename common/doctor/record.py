@@ -103,6 +103,7 @@ class End:
     reason: Reason | None = None  # None while it runs, and if it has left by `os._exit(0)`
     # After a crash one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
     text: str = ""
+    was_killed: bool = False  # True if the rank has not noted the crash itself, so its last steps may be missing
     after_last_line: bool = False  # True if it crashed once the script had come to its last line
 
 

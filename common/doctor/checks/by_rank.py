@@ -37,6 +37,10 @@ def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
     return len(lengths) == 1 and None not in lengths and all(epoch.samples for epoch in epochs)
 
 
+def has_repeated(samples: list[int]) -> bool:
+    return len(set(samples)) < len(samples)
+
+
 def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     """The networks that all ranks have trained, with the same parameters: for each the observations of all ranks."""
     trained = across_ranks([network for network in record.networks if network.forwards] for record in records)

@@ -7,12 +7,12 @@ that are drawn anew at each read prove nothing: so a rank's own later reads are 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.by_rank import across_ranks
 from common.doctor.checks.contents import are_same_samples, read_twice
-from common.doctor.checks.samples import MIN_SAMPLES, share_no_sample
+from common.doctor.checks.samples import MIN_SAMPLES, read_parts_of_one_order
 from common.doctor.record import Record
 
 
 def check_data_sets(records: list[Record]) -> Answer:
-    dealt_out = list(filter(share_no_sample, across_ranks(record.training_epochs for record in records)))
+    dealt_out = list(filter(read_parts_of_one_order, across_ranks(record.training_epochs for record in records)))
     if not dealt_out:
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
     by_rank = []

@@ -47,10 +47,8 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
 
 
 def _crashed(record: Record) -> Finding:
-    count = f"{len(record.steps)}"
-    if ": last printed: " in record.end.text and not record.end.after_last_line:  # killed some time after its record
-        count = f"at least {count}"
-    text = f"rank {record.rank} crashed after {count} optimizer steps: {record.end.text[:MAX_ERROR]}"
+    least = "at least " if record.end.was_killed else ""
+    text = f"rank {record.rank} crashed after {least}{len(record.steps)} optimizer steps: {record.end.text[:MAX_ERROR]}"
     if UNUSED not in record.end.text:
         return Finding(text, "mend the error, and call the doctor again")
     return Finding(

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike
+from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, has_repeated
 from common.doctor.record import Epoch, Record
 
 
@@ -43,7 +43,7 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
     shares = [epoch.samples for epoch in epochs]
-    if any(len(set(share)) < len(share) for share in shares):  # 0 2 4 0, 1 3 5 1
+    if any(map(has_repeated, shares)):  # 0 2 4 0, 1 3 5 1
         return NotExamined("a rank repeats samples of its own: they are padding, or drawn with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     each_evaluates_all = all(set(share) == set(shares[0]) for share in shares)

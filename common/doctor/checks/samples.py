@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import chain, groupby, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike
+from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, has_repeated
 from common.doctor.checks.contents import are_same_samples, read_twice
 from common.doctor.record import Epoch, Record
 
@@ -20,12 +20,11 @@ def check_training_samples(records: list[Record]) -> Answer:
     return overall(answers, "no DataLoader was read during training on all ranks")
 
 
-def share_no_sample(epochs: tuple[Epoch, ...]) -> bool:
-    """True if each rank has read a part of one order."""
+def read_parts_of_one_order(epochs: tuple[Epoch, ...]) -> bool:
+    """True if no sample, by its number, was read twice, be it by one rank or by two."""
     shares = _without_last_batches(epochs)
     samples = list(chain.from_iterable(shares))
-    is_repeated = len(set(samples)) < len(samples)
-    return are_numbered_alike(epochs) and all(shares) and not is_repeated
+    return are_numbered_alike(epochs) and all(shares) and not has_repeated(samples)
 
 
 def _without_last_batches(epochs: tuple[Epoch, ...]) -> list[list[int]]:
@@ -51,9 +50,9 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     shares = _without_last_batches(epochs)
     if not all(shares):
         return NotExamined("fewer than two batches were read")
-    if share_no_sample(epochs):  # a part of one order
+    if not has_repeated(list(chain.from_iterable(shares))):  # a part of one order
         return Right()
-    if any(len(set(share)) < len(share) for share in shares):
+    if any(map(has_repeated, shares)):
         return NotExamined("the sampler draws samples with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())

@@ -14,10 +14,10 @@ VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
-    if (
-        isinstance(batch, Tensor) and batch.dim() and not batch.is_nested and batch.layout == torch.strided
-    ):  # else it has no rows
-        yield batch
+    if isinstance(batch, Tensor):
+        has_rows = batch.dim() > 0 and batch.layout == torch.strided and not batch.is_nested
+        if has_rows:
+            yield batch
     elif hasattr(batch, "items"):  # a dict, or what a tokenizer returns
         for _, part in batch.items():
             yield from tensors_in(part)
