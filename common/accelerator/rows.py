@@ -78,15 +78,19 @@ def lists_with_rows(batch: Any, refuse_columns: bool = False) -> frozenset[str]:
         ValueError: with `refuse_columns`, if such a list may be columns: lists that all have an entry for each row.
     """
     rows = count_rows(batch)
-    names = set()
-    for name, entries in named_leaves(batch, is_list_of_entries):
-        if _is_list_of(rows, entries):
-            names.add(name)
-            columns = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
-            may_be_columns = rows > 1 and columns and all(_is_list_of(rows, column) for column in columns)
-            if refuse_columns and may_be_columns:
-                raise _ambiguous(name)
-    return frozenset(names)
+    named = named_leaves(batch, is_list_of_entries)
+    lists = {name: leaf for name, leaf in named if _is_list_of(rows, leaf)}
+    for name, entries in lists.items():
+        if refuse_columns and _may_be_columns(rows, entries):
+            raise _ambiguous(name)
+    return frozenset(lists)
+
+
+def _may_be_columns(rows: int, entries: list) -> bool:
+    columns = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
+    if rows == 1 or not columns:
+        return False
+    return all(_is_list_of(rows, column) for column in columns)
 
 
 def check_rows(batch: Any, row_lists: frozenset[str]) -> None:

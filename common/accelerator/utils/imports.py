@@ -8,6 +8,7 @@ from .environment import patch_environment
 
 
 def _is_installed(package: str) -> bool:
+    """True if a library is installed; not for a folder of that name."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
