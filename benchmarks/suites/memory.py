@@ -146,7 +146,6 @@ class MemoryRow:
 
 
 def rows_on(devices: int, names: Collection[str], wrappers: Collection[str]) -> list[MemoryRow]:
-    """A row for each network and wrapper."""
     rows = []
     for wrapper in wrappers:
         processes = ranks(devices if WRAPPERS[wrapper].has_ranks else 1, on_cpu=True)

@@ -174,8 +174,6 @@ def by_trainer(library: str) -> float:
 
 
 class Loop(NamedTuple):
-    """A contestant."""
-
     name: str
     run: Callable[[], float]  # returns the seconds of its median step
     raw: str | None = None  # the name of the raw loop that does the same work; None for a raw loop
@@ -196,7 +194,6 @@ LOOPS = (
 
 
 def run_alone(loop: Callable[[], float]) -> float:
-    """The job of a contestant's process."""
     for name in rank_variables(0, 1, 0):  # with them accelerate would wrap the model in a DDP of one rank
         del os.environ[name]
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -13,8 +13,6 @@ START_SECONDS = 8.4e-6
 
 
 class Link(NamedTuple):
-    """A way for messages."""
-
     latency: float  # seconds for one message, however small it is
     bandwidth: float  # bytes per second in each direction, at the same time
 

@@ -40,7 +40,6 @@ def record_in_turns(
 
 
 def seconds_of(step: Step) -> float:
-    """The time of the slowest rank."""
     return max(rank_step.seconds for rank_step in step)
 
 
