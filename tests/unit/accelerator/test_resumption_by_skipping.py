@@ -19,8 +19,6 @@ N = 22
 
 
 class Case(NamedTuple):
-    """A loader of a script, and how it is prepared."""
-
     make: Callable[[], DataLoader]
     how: dict[str, Any]
 

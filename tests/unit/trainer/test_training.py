@@ -60,8 +60,6 @@ def test_every_way_to_a_loss_trains_the_same(tmp_path):
 
 
 class Handing(nn.Module):
-    """Hands on whatever it is given."""
-
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
