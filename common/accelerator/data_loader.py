@@ -100,11 +100,10 @@ def prepare_data_loader(
     index_sampler = index_sampler_of(dataloader)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
-    loading = loading_arguments(dataloader, index_sampler)
 
     if dispatch_batches:
         # As in the original, the seed that torch's loader draws comes from torch's generator.
-        loading["generator"] = None
+        loading = loading_arguments(dataloader, index_sampler) | {"generator": None}
         return DataLoaderDispatcher(
             dataset,
             split_batches,
@@ -116,23 +115,27 @@ def prepare_data_loader(
             **loading,
         )
 
-    generator = None
-    if num_processes > 1 and is_stream:
+    order_generator = None
+    if num_processes == 1:
+        loading = loading_arguments(dataloader, index_sampler)
+    elif is_stream:
         # A stream has no sample numbers, so the samples themselves are batched and dealt out.
-        batches: Any = BatchSampler(dataset, loading["batch_size"], loading["drop_last"])
+        size: Any = dataloader.batch_size
+        batches: Any = BatchSampler(dataset, size, dataloader.drop_last)
         shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
-        loading["batch_size"] = shard.samples_per_process  # A script sees that of one process.
-        generator = generator_of(dataset)
+        order_generator = generator_of(dataset)
         dataset = StreamShard(dataset, shard)
-    elif num_processes > 1:
-        generator = _generator_for_all(index_sampler, use_seedable_sampler, rng_types)
+        # A script sees the batch size of one process.
+        loading = loading_arguments(dataloader, None) | {"batch_size": shard.samples_per_process}
+    else:
+        order_generator = _generator_for_all(index_sampler, use_seedable_sampler, rng_types)
         shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
         loading = loading_arguments(dataloader, shard)
     return DataLoaderShard(
         dataset,
         device=device if put_on_device else None,
         rng_types=rng_types,
-        synchronized_generator=generator,
+        synchronized_generator=order_generator,
         skip_batches=skipped_steps,
         use_stateful_dataloader=use_stateful_dataloader,
         _drop_last=dataloader.drop_last,

@@ -11,8 +11,16 @@ from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
-from .resumption import put_back
-from .rows import READ_EVERYWHERE, check_rows, count_rows, fill_up, join_batches, lists_with_rows, slice_rows
+from .rows import (
+    READ_EVERYWHERE,
+    check_rows,
+    count_rows,
+    fill_up,
+    join_batches,
+    lists_with_rows,
+    named_rows,
+    slice_rows,
+)
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
@@ -40,11 +48,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        split_batches: bool = False,
-        slice_fn: Callable[..., Any] | None = None,
-        **kwargs: Any,
+        self, dataset: Any, split_batches: bool = False, slice_fn: Callable[..., Any] | None = None, **kwargs: Any
     ) -> None:
         self.state = PartialState()
         kwargs.setdefault("device", self.state.device)
@@ -85,8 +89,10 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _undivided(self, this_pass: Pass, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
         with suppress(ValueError):  # A batch without rows, or with some of each number, is no error: it stays whole.
-            check_rows(step.content, frozenset())
-            self._keep_filling_rows(step.content, this_pass)
+            check_rows(step.content, [])
+            if this_pass.row_lists is None:
+                this_pass.row_lists = lists_with_rows(step.content)
+            self._keep_first_rows(step.content, this_pass)
             num_real = count_rows(step.content)
             if num_real != self.total_batch_size:
                 return step._replace(short_step=ShortStep((num_real,), num_real))
@@ -114,10 +120,10 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _joined_batches(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader."""
+        is_our_slice = self.slice_fn is slice_rows  # A script's own function knows which rows belong together.
         for parts in groups_of(batches, self.batches_read_per_step):
             if self._drop_last and len(parts) < self.batches_read_per_step:
                 return
-            is_our_slice = self.slice_fn is slice_rows  # A script's own function knows which rows belong together.
             if this_pass.row_lists is None:
                 this_pass.row_lists = lists_with_rows(parts[0], refuse_columns=is_our_slice)
             if is_our_slice:
@@ -132,7 +138,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         """
         world_size = self.state.num_processes
         for batch in batches:
-            self._keep_filling_rows(batch, this_pass)
+            self._keep_first_rows(batch, this_pass)
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
@@ -142,18 +148,18 @@ class DataLoaderDispatcher(DataLoaderShard):
                     )
                 if not self._drop_last:
                     share += 1
-                    batch = fill_up(batch, this_pass.filling_rows, share * world_size, this_pass.row_lists)
+                    batch = fill_up(batch, this_pass.first_rows, share * world_size, this_pass.row_lists)
             short_step = None
             if num_real != self.total_batch_size:
                 rows = (share,) * world_size
                 short_step = ShortStep(rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
 
-    def _keep_filling_rows(self, batch: Any, this_pass: Pass) -> None:
-        """Keep rows of the first step. In a resumed pass they are those of the epoch's first step, as saved."""
-        if this_pass.filling_rows is None and not self._drop_last:
+    def _keep_first_rows(self, batch: Any, this_pass: Pass) -> None:
+        """Keep the first rows of the epoch's first step. A pass that is resumed has them from the checkpoint."""
+        if this_pass.first_rows is None and not self._drop_last:
             rows = self._slice(batch, 0, self.state.num_processes, this_pass)
-            this_pass.filling_rows = put_back(this_pass.start.first_rows, rows)
+            this_pass.first_rows = named_rows(rows, this_pass.row_lists)
 
     def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
         """On the main process: its part of each step, which is sent to the others first, and then None or an error.

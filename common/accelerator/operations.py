@@ -63,10 +63,7 @@ def recursively_apply(
 
 
 def send_to_device(
-    tensor: Any,
-    device: torch.device | str | int,
-    non_blocking: bool = False,
-    skip_keys: str | list[str] | None = None,
+    tensor: Any, device: torch.device | str | int, non_blocking: bool = False, skip_keys: str | list[str] | None = None
 ) -> Any:
     """Nested `tensor` with everything that has a `to` on `device`; values under `skip_keys` stay where they are."""
 

@@ -24,10 +24,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        device_placement: bool = True,
-        scaler: LossScaler | None = None,
+        self, optimizer: torch.optim.Optimizer, device_placement: bool = True, scaler: LossScaler | None = None
     ) -> None:
         self.optimizer = optimizer
         self.scaler = scaler

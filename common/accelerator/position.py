@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .resumption import order_states, rewind, saved_leaves
+from .resumption import order_states, rewind, saved_leaves, saved_rows
 from .sampler import ShortStep, Step
 
 
@@ -18,7 +18,8 @@ class Position(NamedTuple):
         is_over: True if the last of them was the last step of the epoch.
         drawn_from: the `order_states` from which the order was drawn; None if it is not drawn yet.
         read_ahead: `saved_leaves` of the batch that was read and not yielded.
-        first_rows: `saved_leaves` of the rows that fill up a dispatched last step.
+        row_lists: names of the lists that have a row for each sample in dispatched batches; None before the first.
+        first_rows: by name, what the first dispatched step holds in its first rows, to fill up the last one.
     """
 
     epoch: int
@@ -26,7 +27,8 @@ class Position(NamedTuple):
     is_over: bool = False
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     read_ahead: list | None = None
-    first_rows: list | None = None
+    row_lists: list[str] | None = None
+    first_rows: dict[str, Any] | None = None
 
 
 class Sharing(NamedTuple):
@@ -63,9 +65,7 @@ class Pass:
         short_step: the ShortStep of the step that was yielded last, if it has one.
         next_step: the step that was read and not yielded; None after the last one.
         end_of_dataloader: True from the last batch on. A script may set it.
-        drawn_from: see Position.
-        filling_rows: those that fill up a dispatched last step: on the main process, after the first step was read.
-        row_lists: the names of the lists in a dispatched batch that have a row for each sample, after the first step.
+        drawn_from, row_lists, first_rows: see Position; the rows are there on the main process alone.
     """
 
     def __init__(self, start: Position, is_resumed: bool = False) -> None:
@@ -76,8 +76,8 @@ class Pass:
         self.next_step: Step | None = None
         self.end_of_dataloader = False
         self.drawn_from = start.drawn_from
-        self.filling_rows: Any = None
-        self.row_lists: Any = None
+        self.row_lists: Any = start.row_lists
+        self.first_rows: Any = start.first_rows
 
     @property
     def is_over(self) -> bool:
@@ -107,7 +107,8 @@ class Pass:
             is_over=self.is_over,
             drawn_from=self.drawn_from,
             read_ahead=None if self.next_step is None else saved_leaves(self.next_step.content),
-            first_rows=saved_leaves(self.filling_rows),
+            row_lists=self.row_lists,
+            first_rows=saved_rows(self.first_rows),
         )
 
 
@@ -120,14 +121,12 @@ class Progress:
         prepared_skip: steps that it leaves out as it was prepared; what `skip_first_batches` makes of it has more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
         checkpoint: the position that was loaded since the last pass began, if any; by hand one of an epoch, at step 0.
-        seed_is_drawn: True if the run that this one resumes had drawn the seed of workers that stay alive.
     """
 
     epoch: int = 0
     prepared_skip: int = 0
     passes: list[Pass] = field(default_factory=list)
     checkpoint: Position | None = None
-    seed_is_drawn: bool = False
 
     @property
     def current(self) -> Pass:
@@ -141,10 +140,12 @@ class Progress:
 
         Where it begins:
 
-            no checkpoint within the epoch      behind what the loader skips
+            no checkpoint within the epoch      behind what the loader skips, also by hand
             there is one, and the loader skips
                 as prepared, or up to there     at the checkpoint, with the batch that was read ahead
                 to another step                 behind what it skips, in the order of the checkpoint
+
+        After a checkpoint was loaded it is resumed if it leaves out more than the loader that was prepared.
         """
         loaded = self._checkpoint_within_epoch()
         if loaded is None:
@@ -153,7 +154,6 @@ class Progress:
             start = loaded
         else:
             start = loaded._replace(step=skip, is_over=False, read_ahead=None)
-        # By hand `loaded` is None. Then a pass over a loader that skips more than as prepared is resumed, too.
         is_resumed = self.checkpoint is not None and start.step > self.prepared_skip
         self.checkpoint = None
         this_pass = Pass(start, is_resumed)

@@ -13,7 +13,7 @@ batches, with a checkpoint after the third, when the generators are in the state
 The resumed pass remembers C (`restored_generators`). It puts the generators to S (`rewind`), draws the order again,
 leaves out a, b and c, and goes back to C.
 
-At C batch d has been read already, perhaps with random numbers. So its tensors, numbers and texts are saved too
+At C batch d has been read already, perhaps with random numbers. So its tensors, arrays, numbers and texts are saved too
 (`saved_leaves`). The resumed pass reads d again, for its structure and for what cannot be saved, and puts what is
 saved in the place of the new (`put_back`).
 """
@@ -97,16 +97,26 @@ def restored_generators(
 
 
 def saved_leaves(batch: Any) -> list | None:
-    """The tensors, numbers and texts in `batch`, and None in the place of what a checkpoint cannot hold."""
+    """The tensors, arrays, numbers and texts in `batch`, and None in the place of what a checkpoint cannot hold."""
     if batch is None:
         return None
     saved: list[Any] = []
     for leaf in leaves(batch):
         if type(leaf) is torch.Tensor:  # Files with other classes would not be loaded.
             saved.append(leaf.detach().cpu().clone())  # A part of a larger tensor would be saved with all of it.
+        elif type(leaf).__module__ == "numpy" and leaf.dtype.kind in "biufc":
+            saved.append(leaf.copy())
         else:
             saved.append(leaf if type(leaf) in (bool, int, float, complex, str, bytes) else None)
     return saved
+
+
+def saved_rows(rows: dict[str, Any] | None) -> dict[str, Any] | None:
+    """`rows`, as a checkpoint can hold them; None if there are none, or it cannot hold all of them."""
+    saved = saved_leaves(rows)
+    if saved is None or any(leaf is None for leaf in saved):
+        return None
+    return replace_leaves(rows, saved)
 
 
 def put_back(saved: list | None, batch: Any) -> Any:

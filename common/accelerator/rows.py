@@ -1,8 +1,9 @@
 """The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
-Tensors and arrays have rows. Whether a list (`is_list_of_entries`) has some is decided once for each pass, in its first
-batch, by the number of its entries. So a list of three names stays whole beside a last batch of three rows, too. In a
-batch without tensors and arrays, lists have rows, and one of nothing but lists is refused. Beside a tensor of two rows:
+Tensors and arrays have rows. Whether a list (`is_list_of_entries`) has some is decided once an epoch, in the first
+batch that is read, by the number of its entries. So a list of three names stays whole beside a last batch of three
+rows, too. In a batch without tensors and arrays, lists have rows, and one of nothing but lists is refused. Beside a
+tensor of two rows:
 
     ["a", "b"]                   two rows
     [["a", "b"], ["c"]]          two rows: columns would both have two entries
@@ -11,7 +12,7 @@ batch without tensors and arrays, lists have rows, and one of nothing but lists 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain, repeat
 from typing import Any
 
@@ -71,7 +72,7 @@ def count_rows(batch: Any) -> int:
     return rows
 
 
-def lists_with_rows(batch: Any, refuse_columns: bool = False) -> frozenset[str]:
+def lists_with_rows(batch: Any, refuse_columns: bool = False) -> list[str]:
     """The names of the lists that have as many entries as the batch has rows.
 
     Raises:
@@ -83,7 +84,7 @@ def lists_with_rows(batch: Any, refuse_columns: bool = False) -> frozenset[str]:
     for name, entries in lists.items():
         if refuse_columns and _may_be_columns(rows, entries):
             raise _ambiguous(name)
-    return frozenset(lists)
+    return list(lists)
 
 
 def _may_be_columns(rows: int, entries: list) -> bool:
@@ -93,7 +94,7 @@ def _may_be_columns(rows: int, entries: list) -> bool:
     return all(_is_list_of(rows, column) for column in columns)
 
 
-def check_rows(batch: Any, row_lists: frozenset[str]) -> None:
+def check_rows(batch: Any, row_lists: Collection[str]) -> None:
     """Raise ValueError if the tensors of a batch and its `row_lists` have different numbers of rows."""
     rows_by_name = _rows_by_name(batch)
     for name, leaf in named_leaves(batch, is_list_of_entries):
@@ -104,7 +105,7 @@ def check_rows(batch: Any, row_lists: frozenset[str]) -> None:
         raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
 
 
-def join_batches(batches: Sequence[Any], row_lists: frozenset[str]) -> Any:
+def join_batches(batches: Sequence[Any], row_lists: Collection[str]) -> Any:
     """One batch with the rows of all `batches` of a step, and with what has no rows, which is the same in all.
 
     Tensors, arrays and `row_lists` have rows.
@@ -138,39 +139,39 @@ def _is_same(leaf: Any, other: Any) -> bool:
         return False
 
 
-def fill_up(batch: Any, first_rows: Any, least_rows: int, row_lists: frozenset[str]) -> Any:
-    """`batch` with at least so many rows: `first_rows` follow its own, as often as is needed. The rest stays as it is.
+def named_rows(batch: Any, row_lists: Collection[str]) -> dict[str, Any]:
+    """By name, what has rows in `batch`: tensors, arrays and `row_lists`."""
+    named = named_leaves(batch, is_list_of_entries)
+    return {name: leaf for name, leaf in named if _is_array(leaf) or name in row_lists}
+
+
+def fill_up(batch: Any, first_rows: dict[str, Any], least_rows: int, row_lists: Collection[str]) -> Any:
+    """`batch` with at least so many rows: the `named_rows` of the first step follow its own, as often as is needed.
 
     Raises:
         ValueError: if there are no `first_rows`, or if they cannot be joined to those of `batch`.
     """
-    rows = count_rows(batch)
     num_first_rows = count_rows(first_rows)
     if num_first_rows == 0:
         raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
-    copies = math.ceil((least_rows - rows) / num_first_rows)
-    first_leaves = dict(named_leaves(first_rows, is_list_of_entries))
-    filled = {}
-    for name, leaf in named_leaves(batch, is_list_of_entries):
-        if not _is_array(leaf) and name not in row_lists:
-            filled[name] = leaf
-        elif name in first_leaves:
-            filled[name] = _join_rows(name, [leaf, *repeat(first_leaves[name], copies)])
-        else:
+    copies = math.ceil((least_rows - count_rows(batch)) / num_first_rows)
+    filled = dict(named_leaves(batch, is_list_of_entries))
+    for name, leaf in named_rows(batch, row_lists).items():
+        if name not in first_rows:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
+        filled[name] = _join_rows(name, [leaf, *repeat(first_rows[name], copies)])
     return replace_leaves(batch, filled.values(), is_list_of_entries)
 
 
-def slice_rows(batch: Any, rows: slice, row_lists: frozenset[str] | None = None, **process: int) -> Any:
+def slice_rows(batch: Any, rows: slice, row_lists: Collection[str] | None = None, **process: int) -> Any:
     """`rows` of the tensors, arrays and `row_lists` of a batch; the rest stays as it is. None: as in a first batch."""
     # The process is in the signature because this is a `slice_fn`. It is not needed here.
     if row_lists is None:
         row_lists = lists_with_rows(batch)
-    sliced = []
-    for name, leaf in named_leaves(batch, is_list_of_entries):
-        has_rows = _is_array(leaf) or name in row_lists
-        sliced.append(leaf[rows] if has_rows else leaf)
-    return replace_leaves(batch, sliced, is_list_of_entries)
+    sliced = dict(named_leaves(batch, is_list_of_entries))
+    for name, leaf in named_rows(batch, row_lists).items():
+        sliced[name] = leaf[rows]
+    return replace_leaves(batch, sliced.values(), is_list_of_entries)
 
 
 def _join_rows(name: str, parts: list[Any]) -> Any:

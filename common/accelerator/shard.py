@@ -100,6 +100,8 @@ class DataLoaderShard(DataLoader):
         self.progress = Progress(prepared_skip=skip_batches)
         # Torch's loader, which is kept only if its workers stay alive from pass to pass.
         self._reader: DataLoader | None = None
+        # True if such workers began before the checkpoint that was loaded. Their seed was drawn then.
+        self._workers_began = False
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self.progress
@@ -147,7 +149,6 @@ class DataLoaderShard(DataLoader):
                 "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
-        self.progress.seed_is_drawn = self.persistent_workers  # in later passes too: `_workers_seed_is_drawn`
         with restored_generators(self.device, self.samplers[-1], self.generator):
             steps = self._begin_reading(this_pass)
             if self.use_stateful_dataloader:
@@ -164,13 +165,12 @@ class DataLoaderShard(DataLoader):
                 return rest
             return (Step(batch, None) for batch in rest)
         index_sampler = self._index_sampler_of(this_pass)
-        pass_sampler = index_sampler_of(reader)
         draw_steps = partial(steps_of, index_sampler)
         if self.use_stateful_dataloader:  # The states are noted right before the draw, at the first step.
             draw_steps = partial(_draw_and_note, index_sampler, this_pass)
-        pass_sampler.draw_steps = draw_steps
-        batches = iter(reader)  # This draws a seed, and may draw the order, see `PassSampler`.
-        return (next(pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
+        pass_sampler = index_sampler_of(reader)
+        pass_sampler.begin_pass(draw_steps)
+        return pass_sampler.steps_with(iter(reader))  # `iter` draws a seed, and may draw the order, see `PassSampler`.
 
     def _index_sampler_of(self, this_pass: Pass) -> Any:
         skipped_batches = this_pass.start.step * self.batches_read_per_step
@@ -186,22 +186,12 @@ class DataLoaderShard(DataLoader):
         arguments = loading_arguments(self, PassSampler())
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
-        if self._workers_seed_is_drawn:
+        if self._workers_began:  # They begin again, and must leave no second draw in the script's generator.
             arguments["generator"] = (self.generator or torch.default_generator).clone_state()
         reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:
             self._reader = reader
         return reader
-
-    @property
-    def _workers_seed_is_drawn(self) -> bool:
-        """True if new workers that stay alive must leave no draw in the script's generator.
-
-        They draw one seed, when they begin: an uninterrupted run in its first pass alone. A run that resumes begins
-        them again, so a copy draws. A loader that skips more than as prepared has its own, which begin in both runs.
-        """
-        skips_as_prepared = self.skip_batches == self.progress.prepared_skip
-        return self.persistent_workers and self.progress.seed_is_drawn and skips_as_prepared
 
     @property
     def gradient_state(self) -> GradientState:
@@ -256,9 +246,9 @@ class DataLoaderShard(DataLoader):
                 part.set_epoch(epoch)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is outside of the loops over this loader.
+        # A copy is outside of the loops over this loader, and its workers are its own.
         progress = Progress(self.iteration, self.progress.prepared_skip)
-        return vars(self) | {"_reader": None, "progress": progress}
+        return vars(self) | {"_reader": None, "_workers_began": False, "progress": progress}
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
@@ -268,7 +258,7 @@ class DataLoaderShard(DataLoader):
         return rest
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint: by default seed and epoch of a SeedableRandomSampler, or nothing without one.
+        """The state for a checkpoint: seed and epoch of a SeedableRandomSampler, and whether workers that stay began.
 
         With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
@@ -276,16 +266,20 @@ class DataLoaderShard(DataLoader):
         this_pass = self.progress.current
         sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
+        state: dict[str, Any] = {}
+        if self._reader is not None or self._workers_began:
+            state["workers_began"] = True
         if not self.use_stateful_dataloader:
-            epoch = this_pass.start.epoch + int(this_pass.is_over)
-            return {} if seed is None else {"epoch": epoch, "sampler_seed": seed}
+            if seed is not None:
+                state |= {"epoch": this_pass.start.epoch + int(this_pass.is_over), "sampler_seed": seed}
+            return state
         return {
+            **state,
             **this_pass.position()._asdict(),
             **self._sharing._asdict(),
             **generator_states(sampler, self.generator),
             "sampler_class": type(sampler).__name__,
             "sampler_seed": seed,
-            "seed_is_drawn": self._reader is not None or self.progress.seed_is_drawn,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -299,11 +293,11 @@ class DataLoaderShard(DataLoader):
             ValueError: if a stateful loader has stopped within an epoch, and its steps had another size or its sampler
                 another class.
         """
+        self._workers_began = self.persistent_workers and "workers_began" in state_dict
         sampler = self.samplers[-1]
         if self.use_stateful_dataloader and "step" in state_dict:
             position = loaded_position(state_dict, self._sharing, type(sampler).__name__)
             load_generator_states(state_dict, sampler, self.generator)
-            self.progress.seed_is_drawn = state_dict["seed_is_drawn"]
             self._reader = None  # Workers that are there belong to another place.
         else:  # Only one of the two runs, or none, has stateful loaders.
             position = Position(state_dict.get("epoch", self.iteration), is_over=state_dict.get("is_over", False))
@@ -378,8 +372,8 @@ def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, A
 class PassSampler:
     """The batch sampler of torch's loader: the sample numbers of the pass that begins.
 
-    Torch's loader gets the sample numbers alone, and returns the batches in their order. So `kept_steps` has the Steps
-    of these numbers, for the batches.
+    Torch's loader gets the sample numbers alone, and returns the batches in their order. So the Steps of these numbers
+    are kept here, for the batches.
 
     A pass begins so, and a sampler that draws before the seed gets other numbers than one that draws after it:
 
@@ -388,18 +382,28 @@ class PassSampler:
         iter(sampler), with new workers     here a script's own may draw again, as torch calls `iter` twice
         next(…) for the first batch         here those of `sampler.py` draw, and all in a stateful loader
 
-    Workers that stay alive keep this object for all passes, so it is told how each pass draws its steps. `draw_steps`
-    does not hold the loader: in such a circle of references the workers would end only when the garbage collector runs,
-    and torch waits five seconds for each.
     """
 
     def __init__(self) -> None:
-        self.draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
-        self.kept_steps: Iterator[Step] = iter(())
+        self._draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
+        self._kept_steps: Iterator[Step] = iter(())
+
+    def begin_pass(self, draw_steps: Callable[[], Iterator[Step]]) -> None:
+        """Let the next pass visit the steps that `draw_steps` draws. Workers that stay alive keep this object.
+
+        `draw_steps` must not hold the loader: in such a circle of references workers would end only when the garbage
+        collector runs, and torch waits five seconds for each.
+        """
+        self._draw_steps = draw_steps
 
     def __iter__(self) -> Iterator[Any]:
-        steps, self.kept_steps = tee(self.draw_steps())
+        steps, self._kept_steps = tee(self._draw_steps())
         return (step.content for step in steps)
+
+    def steps_with(self, batches: Iterator[Any]) -> Iterator[Step]:
+        """The steps of the pass, with the `batches` of torch's loader in the place of their sample numbers."""
+        for batch in batches:
+            yield next(self._kept_steps)._replace(content=batch)
 
 
 def _draw_and_note(index_sampler: Any, this_pass: Pass) -> Iterator[Step]:

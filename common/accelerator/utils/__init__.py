@@ -3,11 +3,7 @@
 # ruff: noqa: F401
 
 from ..commands.config.default import write_basic_config  # commands/config imports nothing of this folder
-from .constants import (
-    SAFE_WEIGHTS_NAME,
-    SCALER_NAME,
-    WEIGHTS_NAME,
-)
+from .constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .dataclasses import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -27,12 +23,7 @@ from .dataclasses import (
     RNGType,
     TorchDynamoPlugin,
 )
-from .environment import (
-    parse_choice_from_env,
-    parse_flag_from_env,
-    patch_environment,
-    str_to_bool,
-)
+from .environment import parse_choice_from_env, parse_flag_from_env, patch_environment, str_to_bool
 from .imports import (
     is_bf16_available,
     is_cuda_available,
@@ -59,14 +50,7 @@ from .operations import (
     reduce,
     send_to_device,
 )
-from .other import (
-    extract_model_from_parallel,
-    is_compiled_module,
-    is_port_in_use,
-    load,
-    save,
-    wait_for_everyone,
-)
+from .other import extract_model_from_parallel, is_compiled_module, is_port_in_use, load, save, wait_for_everyone
 from .random import set_seed, synchronize_rng_state, synchronize_rng_states
 from .tqdm import tqdm
 from .weights import clean_state_dict_for_safetensors

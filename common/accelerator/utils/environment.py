@@ -2,9 +2,4 @@
 
 # ruff: noqa: F401
 
-from ..environment import (
-    parse_choice_from_env,
-    parse_flag_from_env,
-    patch_environment,
-    str_to_bool,
-)
+from ..environment import parse_choice_from_env, parse_flag_from_env, patch_environment, str_to_bool

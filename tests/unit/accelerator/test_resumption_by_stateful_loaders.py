@@ -1,6 +1,5 @@
 """With `use_stateful_dataloader=True` an epoch that was stopped goes on bit for bit, and so does torch's generator."""
 
-import io
 import itertools
 import random
 import weakref
@@ -19,6 +18,7 @@ from common.accelerator.data_loader import prepare_data_loader, skip_first_batch
 from common.accelerator.sampler import DistributedEvalSampler
 from common.accelerator.utils import listify, set_seed
 from common.accelerator.utils.random import get_random_states, set_random_states
+from common.accelerator.utils.serialization import load_safely, save_loadable
 from tests.toys import Augmented, Numbers, Stream, seeded_order
 from tests.unit.accelerator.several_processes import gathered, on_ranks, steps_of
 
@@ -54,7 +54,7 @@ class Pair(NamedTuple):
 def masked(samples):
     """A collator that draws from all three generators, as many numbers as it likes."""
     words = [random.choice("ab"), "b"]
-    noise = [random.random(), numpy.random.rand()]
+    noise = [random.random(), numpy.random.rand(1)]
     pair = Pair(words[0], (1, words[-1]))
     return Batch(rows=torch.stack(samples), drawn=[torch.rand(len(samples)), *noise], words=words, pair=pair)
 
@@ -93,11 +93,10 @@ ON_ONE_PROCESS = {
 CASES = ORDERS | ON_ONE_PROCESS
 
 
-def prepared(kind, world=1, rank=0, batch_size=2, **more):
+def prepared(kind, world=1, rank=0, batch_size=2, stateful=True, **more):
+    settings = {"num_processes": world, "process_index": rank, "use_stateful_dataloader": stateful}
     case = CASES[kind]
-    return data_loader.prepare_data_loader(
-        case.make(batch_size), num_processes=world, process_index=rank, use_stateful_dataloader=True, **case.how, **more
-    )
+    return data_loader.prepare_data_loader(case.make(batch_size), **settings, **case.how, **more)
 
 
 def visit(loader, epochs, stop=None, checkpoint=None):
@@ -119,7 +118,7 @@ def visit(loader, epochs, stop=None, checkpoint=None):
 @pytest.mark.parametrize(
     ("kind", "world"), [*itertools.product(ORDERS, [1, 2, 3]), *itertools.product(ON_ONE_PROCESS, [1])]
 )
-def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world, stop):
+def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world, stop, tmp_path):
     for rank in range(world):
         set_seed(3)
         straight = list(visit(prepared(kind, world, rank), range(3)))
@@ -128,10 +127,8 @@ def test_the_rest_of_the_run_is_the_same_bit_for_bit(kind, world, stop):
         until = list(visit(prepared(kind, world, rank), range(3), stop, checkpoint))
         set_seed(999)  # another process, whose generators are elsewhere
         loader = prepared(kind, world, rank)
-        file = io.BytesIO()
-        torch.save(checkpoint["loader"], file)
-        file.seek(0)
-        loader.load_state_dict(torch.load(file, weights_only=True))
+        save_loadable(checkpoint["loader"], tmp_path / "state")
+        loader.load_state_dict(load_safely(tmp_path / "state"))
         set_random_states(CPU, checkpoint["generators"])
         resumed = list(visit(loader, range(stop[0], 3)))
         assert until + resumed == straight and len(resumed) < len(straight)
@@ -267,11 +264,8 @@ def test_every_rank_goes_on_in_the_order_that_the_main_process_drew_alone():
 
 @pytest.mark.parametrize("steps", [3, 11])
 def test_a_loader_that_became_stateful_or_ceased_to_be_keeps_the_epoch(steps):
-    stateful, plain = (
-        prepared("seedable, a seed"),
-        data_loader.prepare_data_loader(DataLoader(DATA, 2, shuffle=True), **SEEDABLE),
-    )
-    for before, after in itertools.permutations([stateful, plain]):
+    loaders = [prepared("seedable, a seed", stateful=stateful) for stateful in (True, False)]
+    for before, after in itertools.permutations(loaders):
         before.set_epoch(1)
         after.load_state_dict(stopped_after(before, steps))
         assert gathered([after]) == seeded_order(N, seed=9, epoch=2 if steps == 11 else 1)
@@ -284,18 +278,18 @@ def drawn(loaders):
             yield batch.tolist(), torch.rand(()).item()
 
 
-@pytest.mark.parametrize(("skips", "steps"), [(False, 3), (False, 11), (True, 3)])
-def test_workers_that_stay_draw_their_seed_as_often_in_a_resumed_run(skips, steps):
+@pytest.mark.parametrize(("skips", "steps", "stateful"), [(0, 3, True), (0, 11, True), (0, 11, False), (1, 3, True)])
+def test_workers_that_stay_draw_their_seed_as_often_in_a_resumed_run(skips, steps, stateful):
     def passes(loader):
-        return [skip_first_batches(loader, 1) if skips else loader for _ in range(3)]
+        return [skip_first_batches(loader, skips) if skips else loader for _ in range(3)]
 
-    loader = prepared("workers that stay")
+    loader = prepared("workers that stay", stateful=stateful)
     straight = drawn(passes(loader))
     for _ in range(steps):
         next(straight)
     state, generators = loader.state_dict(), get_random_states(CPU)
     rest = list(straight)
-    for resumed in (prepared("workers that stay"), loader):  # The second one has workers.
+    for resumed in (prepared("workers that stay", stateful=stateful), loader):  # The second one has workers.
         resumed.load_state_dict(state)
         set_random_states(CPU, generators)
         assert list(itertools.islice(drawn([resumed, *passes(resumed)]), len(rest))) == rest
