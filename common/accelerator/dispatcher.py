@@ -13,6 +13,7 @@ from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
 from .rows import (
     READ_EVERYWHERE,
+    check_no_columns,
     check_rows,
     count_rows,
     fill_up,
@@ -89,6 +90,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _undivided(self, this_pass: Pass, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
         with suppress(ValueError):  # A batch without rows, or with some of each number, is no error: it stays whole.
+            check_no_columns(step.content)
             check_rows(step.content, [])
             if this_pass.row_lists is None:
                 this_pass.row_lists = lists_with_rows(step.content)
@@ -111,12 +113,14 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self.prefetch_factor is None:  # There are no workers.
             super()._read(this_pass)  # This draws the seed and, as in the original, calls `iter` of a stream.
             return
-        if self._reader is None:  # The workers begin in this pass.
+        if self._reader is None:  # The workers begin in this pass, with a seed.
             if not self.use_stateful_dataloader:  # A stateful loader draws all of the order after the seed.
                 iter(self._index_sampler_of(this_pass))  # which may draw, see `PassSampler`
-            torch.empty((), dtype=torch.int64).random_(generator=self._get_reader().generator)
-        # Workers read ahead when the pass begins, so the order is drawn then.
-        list(islice(self._index_sampler_of(this_pass), self.prefetch_factor * self.num_workers))
+            reader = self._get_reader()  # It is kept if its workers would stay alive.
+            torch.empty((), dtype=torch.int64).random_(generator=reader.generator)
+        # The order: when the pass begins, workers are given their first batches.
+        num_batches = self.prefetch_factor * self.num_workers
+        list(islice(self._index_sampler_of(this_pass), num_batches))
 
     def _joined_batches(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader."""
@@ -125,8 +129,9 @@ class DataLoaderDispatcher(DataLoaderShard):
             if self._drop_last and len(parts) < self.batches_read_per_step:
                 return
             if this_pass.row_lists is None:
-                this_pass.row_lists = lists_with_rows(parts[0], refuse_columns=is_our_slice)
+                this_pass.row_lists = lists_with_rows(parts[0])
             if is_our_slice:
+                check_no_columns(parts[0])
                 for part in parts:
                     check_rows(part, this_pass.row_lists)
             yield join_batches(parts, this_pass.row_lists)
@@ -141,6 +146,8 @@ class DataLoaderDispatcher(DataLoaderShard):
             self._keep_first_rows(batch, this_pass)
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
+            if self._drop_last and share == 0:
+                return
             if extra_rows > 0:
                 if next(batches, None) is not None:
                     raise ValueError(

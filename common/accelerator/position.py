@@ -14,7 +14,7 @@ class Position(NamedTuple):
 
     Attributes:
         epoch: the number of the epoch.
-        step: how many steps of the epoch were left out or yielded; 0 if it has not begun.
+        steps_done: how many steps of the epoch were left out or yielded; 0 if it has not begun.
         is_over: True if the last of them was the last step of the epoch.
         drawn_from: the `order_states` from which the order was drawn; None if it is not drawn yet.
         read_ahead: `saved_leaves` of the batch that was read and not yielded.
@@ -23,7 +23,7 @@ class Position(NamedTuple):
     """
 
     epoch: int
-    step: int = 0
+    steps_done: int = 0
     is_over: bool = False
     drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
     read_ahead: list | None = None
@@ -43,13 +43,13 @@ def loaded_position(state: dict[str, Any], sharing: Sharing, sampler_class: str)
     """The Position in the `state_dict` of a stateful loader, for one with this `sharing` and class of sampler."""
     position = Position(**{name: state[name] for name in Position._fields})
     saved = Sharing(**{name: state[name] for name in Sharing._fields})
-    if position.step > 0 and not position.is_over:
+    if position.steps_done > 0 and not position.is_over:
         if saved.step_size != sharing.step_size:
             raise ValueError(f"an epoch of {saved.step_size} samples per step cannot go on with {sharing.step_size}")
         if state["sampler_class"] != sampler_class:
             raise ValueError(f"an epoch in the order of a {state['sampler_class']} cannot go on by a {sampler_class}")
     if saved.step_size != sharing.step_size:
-        return position._replace(step=0)  # If the script sets the finished epoch, it begins anew.
+        return position._replace(steps_done=0)  # If the script sets the finished epoch, it begins anew.
     if saved != sharing:
         return position._replace(read_ahead=None)  # It was a batch of another process.
     return position
@@ -60,20 +60,21 @@ class Pass:
 
     Attributes:
         start: where it begins: behind the steps that the loader leaves out, or where a checkpoint stopped.
-        is_resumed: True if it is the first one after a checkpoint was loaded, and begins within its epoch.
-        step: how many steps of the epoch were left out or yielded.
+        is_resumed: True if it is the rest of an epoch that another run has begun.
+        steps_done: how many steps of the epoch were left out or yielded.
         short_step: the ShortStep of the step that was yielded last, if it has one.
-        next_step: the step that was read and not yielded; None after the last one.
+        read_ahead: the Step that was read and not yielded; None after the last one.
         end_of_dataloader: True from the last batch on. A script may set it.
-        drawn_from, row_lists, first_rows: see Position; the rows are there on the main process alone.
+        drawn_from: see Position.
+        row_lists, first_rows: see Position. The main process decides them, in the first step that it dispatches.
     """
 
     def __init__(self, start: Position, is_resumed: bool = False) -> None:
         self.start = start
         self.is_resumed = is_resumed
-        self.step = start.step
+        self.steps_done = start.steps_done
         self.short_step: ShortStep | None = None
-        self.next_step: Step | None = None
+        self.read_ahead: Step | None = None
         self.end_of_dataloader = False
         self.drawn_from = start.drawn_from
         self.row_lists: Any = start.row_lists
@@ -82,7 +83,7 @@ class Pass:
     @property
     def is_over(self) -> bool:
         """True if the batch that was yielded last is the last one of the epoch, whatever the script has set."""
-        return self.step > self.start.step and self.next_step is None
+        return self.steps_done > self.start.steps_done and self.read_ahead is None
 
     def begin_order(self, sampler: Any) -> None:
         """Note the states from which `sampler` is about to draw the order; those of a checkpoint are restored first."""
@@ -90,23 +91,23 @@ class Pass:
             rewind(sampler, self.start.drawn_from)
         self.drawn_from = order_states(sampler)
 
-    def advance(self, short_step: ShortStep | None, next_step: Step | None) -> None:
-        """Go on to the step that is about to be yielded, which may be a short one. The `next_step` has been read."""
-        self.step += 1
+    def advance(self, short_step: ShortStep | None, read_ahead: Step | None) -> None:
+        """Go on to the step that is about to be yielded, which may be a short one. The next one is `read_ahead`."""
+        self.steps_done += 1
         self.short_step = short_step
-        self.next_step = next_step
-        if next_step is None:
+        self.read_ahead = read_ahead
+        if read_ahead is None:
             self.end_of_dataloader = True
 
     def position(self) -> Position:
         """The Position after the batch that was yielded last, or at the beginning of the pass."""
-        if self.step == self.start.step:
+        if self.steps_done == self.start.steps_done:
             return self.start
         return self.start._replace(
-            step=self.step,
+            steps_done=self.steps_done,
             is_over=self.is_over,
             drawn_from=self.drawn_from,
-            read_ahead=None if self.next_step is None else saved_leaves(self.next_step.content),
+            read_ahead=None if self.read_ahead is None else saved_leaves(self.read_ahead.content),
             row_lists=self.row_lists,
             first_rows=saved_rows(self.first_rows),
         )
@@ -120,49 +121,59 @@ class Progress:
         epoch: the one that the next pass visits.
         prepared_skip: steps that it leaves out as it was prepared; what `skip_first_batches` makes of it has more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
-        checkpoint: the position that was loaded since the last pass began, if any; by hand one of an epoch, at step 0.
+        was_left: True if the last pass was left before its end, by a `break` or an exception.
+        loaded: the position of a stateful loader that was loaded since the last pass began, if any.
+        is_interrupted: True if a checkpoint was loaded since then that was made within an epoch, by hand too.
     """
 
     epoch: int = 0
     prepared_skip: int = 0
     passes: list[Pass] = field(default_factory=list)
-    checkpoint: Position | None = None
+    was_left: bool = False
+    loaded: Position | None = None
+    is_interrupted: bool = False
 
     @property
     def current(self) -> Pass:
         """The last of `passes`; outside of a loop a new Pass that never begins, so that `state_dict` has one rule."""
         if self.passes:
             return self.passes[-1]
-        return Pass(self._checkpoint_within_epoch() or Position(self.epoch))
+        return Pass(self._loaded_within_epoch() or Position(self.epoch))
+
+    @property
+    def is_within_epoch(self) -> bool:
+        """True if an epoch has begun and not ended; if its pass was left, another run may visit the rest."""
+        return self.was_left or bool(self.passes)
 
     def begin_pass(self, skip: int) -> Pass:
         """Begin the next pass, over a loader that leaves out the first `skip` steps of every epoch.
 
         Where it begins:
 
-            no checkpoint within the epoch      behind what the loader skips, also by hand
-            there is one, and the loader skips
-                as prepared, or up to there     at the checkpoint, with the batch that was read ahead
-                to another step                 behind what it skips, in the order of the checkpoint
+            no position was loaded, or by hand      behind what the loader skips
+            one was, and the loader skips
+                as prepared, or up to there         at this position, with the batch that was read ahead
+                to another step                     behind what it skips, in the order of the checkpoint
 
-        After a checkpoint was loaded it is resumed if it leaves out more than the loader that was prepared.
+        After a checkpoint within an epoch it is the rest of that epoch, if it leaves out more than was prepared.
         """
-        loaded = self._checkpoint_within_epoch()
+        loaded = self._loaded_within_epoch()
         if loaded is None:
-            start = Position(self.epoch, step=skip)
-        elif skip in (self.prepared_skip, loaded.step):
+            start = Position(self.epoch, steps_done=skip)
+        elif skip in (self.prepared_skip, loaded.steps_done):
             start = loaded
         else:
-            start = loaded._replace(step=skip, is_over=False, read_ahead=None)
-        is_resumed = self.checkpoint is not None and start.step > self.prepared_skip
-        self.checkpoint = None
+            start = loaded._replace(steps_done=skip, is_over=False, read_ahead=None)
+        is_resumed = self.is_interrupted and start.steps_done > self.prepared_skip
+        self.loaded = None
+        self.is_interrupted = False
         this_pass = Pass(start, is_resumed)
         self.passes.append(this_pass)
         return this_pass
 
-    def _checkpoint_within_epoch(self) -> Position | None:
-        """The checkpoint that was loaded, if it lies in the epoch that is next, and not at its beginning."""
-        loaded = self.checkpoint
-        if loaded is not None and loaded.epoch == self.epoch and loaded.step > 0:
+    def _loaded_within_epoch(self) -> Position | None:
+        """The position that was loaded, if it lies in the epoch that is next, and not at its beginning."""
+        loaded = self.loaded
+        if loaded is not None and loaded.epoch == self.epoch and loaded.steps_done > 0:
             return loaded
         return None

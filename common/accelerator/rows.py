@@ -1,14 +1,16 @@
 """The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
-Tensors and arrays have rows. Whether a list (`is_list_of_entries`) has some is decided once an epoch, in the first
-batch that is read, by the number of its entries. So a list of three names stays whole beside a last batch of three
-rows, too. In a batch without tensors and arrays, lists have rows, and one of nothing but lists is refused. Beside a
-tensor of two rows:
+Tensors and arrays have rows, and so may lists and tuples without tensors in them (`is_list_of_entries`). Which ones
+have rows is decided once an epoch, in the first batch that is read, by the number of their entries. So a list of three
+names stays whole beside a last batch of three rows, too. Beside a tensor of two rows:
 
     ["a", "b"]                   two rows
     [["a", "b"], ["c"]]          two rows: columns would both have two entries
     [("a", "b"), ("A", "B")]     refused: two rows, or two columns, which torch's default_collate makes
     ["a", "b", "c"]              no rows
+
+In a batch without tensors and arrays, lists have rows. There a list of nothing but lists is refused, and one with an
+array in it.
 """
 
 import math
@@ -35,29 +37,17 @@ def _is_array(leaf: Any) -> bool:
     return getattr(leaf, "ndim", 0) > 0
 
 
+def _arrays(batch: Any) -> dict[str, Any]:
+    return {name: leaf for name, leaf in named_leaves(batch, is_list_of_entries) if _is_array(leaf)}
+
+
+def _lists(batch: Any) -> dict[str, Any]:
+    return {name: leaf for name, leaf in named_leaves(batch, is_list_of_entries) if is_list_of_entries(leaf) and leaf}
+
+
 def _rows_by_name(batch: Any) -> dict[str, int]:
-    """The rows of a batch's tensors and arrays or, where it has none, entries of its lists; refuses lists of lists."""
-    arrays = {}
-    lists = {}
-    for name, leaf in named_leaves(batch, is_list_of_entries):
-        if _is_array(leaf):
-            arrays[name] = len(leaf)
-        elif is_list_of_entries(leaf) and leaf:
-            lists[name] = leaf
-    if arrays:
-        return arrays
-    for name, entries in lists.items():
-        if all(isinstance(entry, (list, tuple)) or _is_array(entry) for entry in entries):
-            raise _ambiguous(name)
-    return {name: len(entries) for name, entries in lists.items()}
-
-
-def _is_list_of(number: int, data: Any) -> bool:
-    return is_list_of_entries(data) and len(data) == number
-
-
-def _ambiguous(name: str) -> ValueError:
-    return ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
+    with_rows = _arrays(batch) or _lists(batch)
+    return {name: len(leaf) for name, leaf in with_rows.items()}
 
 
 def count_rows(batch: Any) -> int:
@@ -72,26 +62,33 @@ def count_rows(batch: Any) -> int:
     return rows
 
 
-def lists_with_rows(batch: Any, refuse_columns: bool = False) -> list[str]:
-    """The names of the lists that have as many entries as the batch has rows.
-
-    Raises:
-        ValueError: with `refuse_columns`, if such a list may be columns: lists that all have an entry for each row.
-    """
+def lists_with_rows(batch: Any) -> list[str]:
+    """The names of the lists that have as many entries as the batch has rows."""
     rows = count_rows(batch)
-    named = named_leaves(batch, is_list_of_entries)
-    lists = {name: leaf for name, leaf in named if _is_list_of(rows, leaf)}
-    for name, entries in lists.items():
-        if refuse_columns and _may_be_columns(rows, entries):
-            raise _ambiguous(name)
-    return list(lists)
+    return [name for name, entries in _lists(batch).items() if len(entries) == rows]
 
 
-def _may_be_columns(rows: int, entries: list) -> bool:
-    columns = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
-    if rows == 1 or not columns:
+def check_no_columns(batch: Any) -> None:
+    """Raise ValueError if the entries of a list may be columns, and not samples."""
+    rows = count_rows(batch)
+    has_arrays = bool(_arrays(batch))
+    for name, entries in _lists(batch).items():
+        if has_arrays:
+            may_be_columns = len(entries) == rows and _have_each_one_entry_a_row(entries, rows)
+        elif any(map(_is_array, entries)):
+            may_be_columns = True
+        else:  # Nothing says how many rows there are.
+            may_be_columns = all(isinstance(entry, (list, tuple)) for entry in entries)
+        if may_be_columns:
+            raise ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
+
+
+def _have_each_one_entry_a_row(entries: list, rows: int) -> bool:
+    """True if there is nothing in `entries` but lists of `rows` entries. A column of a single row is a row, too."""
+    inner = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
+    if rows == 1 or not all(map(is_list_of_entries, inner)):
         return False
-    return all(_is_list_of(rows, column) for column in columns)
+    return set(map(len, inner)) == {rows}
 
 
 def check_rows(batch: Any, row_lists: Collection[str]) -> None:

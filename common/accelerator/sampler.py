@@ -2,8 +2,7 @@
 
 A *step* is what all processes get in one turn of their loops: one batch each. Most steps have a full batch on every
 process. In a *short step* there are too few samples for that, so some of them are repeated, or some processes get less.
-A ShortStep says which samples are real. On several processes, batches without a known size have one in every step.
-A stream that one process reads without dispatching has none.
+A ShortStep says which samples are real.
 
 An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
 sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. `gather_for_metrics` gathers
@@ -11,7 +10,7 @@ sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1
 `Step([4, 0], ShortStep(rows=(2, 2), num_real_all_ranks=1))`. `PassSampler` keeps it while torch's loader reads.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
@@ -23,6 +22,9 @@ from common.eval_sampler import DistributedEvalSampler
 
 class ShortStep(NamedTuple):
     """Real and repeated samples of a step in which not all processes are known to have full batches of their own.
+
+    On several processes, batches without a known size have one in every step. A stream that one process reads without
+    dispatching has none.
 
     Attributes:
         rows: samples in the batch of each process that has one, lowest ranks first; the repeated ones count too.
@@ -235,7 +237,8 @@ def check_split(batch_size: int | None, num_processes: int) -> None:
 def steps_of(batches: Any) -> Iterator[Step]:
     """The steps of a process that reads by `batches`: batches of sample numbers or, for `batch_size=None`, single ones.
 
-    `iter` of a script's own sampler is called here. Those of this file draw at the first step: see `PassSampler`.
+    It is no generator: `iter` of a script's own sampler is called here, and may draw. Those of this file draw at the
+    first step, see `PassSampler`.
     """
     if isinstance(batches, (BatchSamplerShard, SkipBatchSampler)):
         return batches.steps()
@@ -290,7 +293,7 @@ def generator_of(sampler: Any) -> torch.Generator | None:
 def follows_from_epoch(samplers: list) -> bool:
     """True if the order of a `sampler_chain` is known to be sequential, or a function of a seed and the epoch."""
     *wrappers, sampler = samplers
-    known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, Sequence)
+    known = (SequentialSampler, SeedableRandomSampler, DistributedSampler, DistributedEvalSampler, list, tuple, range)
     # These make batches of what they are given, and draw nothing by themselves. A script's own class may draw.
     group_in_order = all(type(wrapper) in (BatchSampler, BatchSamplerShard, SkipBatchSampler) for wrapper in wrappers)
-    return group_in_order and isinstance(sampler, known)
+    return group_in_order and type(sampler) in known

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, Position, Progress, Sharing, loaded_position
+from .position import Pass, Progress, Sharing, loaded_position
 from .resumption import generator_states, load_generator_states, put_back_read_ahead, restored_generators
 from .sampler import (
     BatchSamplerShard,
@@ -115,16 +115,18 @@ class DataLoaderShard(DataLoader):
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 following = next(steps, None)
-                this_pass.advance(short_step, next_step=following)
+                this_pass.advance(short_step, read_ahead=following)
                 # It stands behind passes that a script has begun within it, and not ended.
                 progress.passes.remove(this_pass)
                 progress.passes.append(this_pass)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
+            progress.was_left = True
             self.gradient_state._remove_dataloader(self)
+        progress.was_left = False
         # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
-        if this_pass.step > 0:
+        if this_pass.steps_done > 0:
             progress.epoch += 1
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
@@ -160,7 +162,7 @@ class DataLoaderShard(DataLoader):
         reader = self._get_reader()
         if isinstance(self.dataset, IterableDataset):
             # A stream is always read from its first batch.
-            rest = islice(iter(reader), this_pass.start.step * self.batches_read_per_step, None)
+            rest = islice(iter(reader), this_pass.start.steps_done * self.batches_read_per_step, None)
             if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
                 return rest
             return (Step(batch, None) for batch in rest)
@@ -169,11 +171,11 @@ class DataLoaderShard(DataLoader):
         if self.use_stateful_dataloader:  # The states are noted right before the draw, at the first step.
             draw_steps = partial(_draw_and_note, index_sampler, this_pass)
         pass_sampler = index_sampler_of(reader)
-        pass_sampler.begin_pass(draw_steps)
+        pass_sampler.visit(draw_steps)
         return pass_sampler.steps_with(iter(reader))  # `iter` draws a seed, and may draw the order, see `PassSampler`.
 
     def _index_sampler_of(self, this_pass: Pass) -> Any:
-        skipped_batches = this_pass.start.step * self.batches_read_per_step
+        skipped_batches = this_pass.start.steps_done * self.batches_read_per_step
         index_sampler = index_sampler_of(self)
         return SkipBatchSampler(index_sampler, skipped_batches) if skipped_batches > 0 else index_sampler
 
@@ -258,7 +260,7 @@ class DataLoaderShard(DataLoader):
         return rest
 
     def state_dict(self) -> dict[str, Any]:
-        """The state for a checkpoint: seed and epoch of a SeedableRandomSampler, and whether workers that stay began.
+        """The state for a checkpoint: seed and epoch of a SeedableRandomSampler, and what has begun.
 
         With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
         of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
@@ -267,6 +269,8 @@ class DataLoaderShard(DataLoader):
         sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         state: dict[str, Any] = {}
+        if self.progress.is_within_epoch:
+            state["is_within_epoch"] = True
         if self._reader is not None or self._workers_began:
             state["workers_began"] = True
         if not self.use_stateful_dataloader:
@@ -285,27 +289,27 @@ class DataLoaderShard(DataLoader):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
 
-        By default the next pass visits the whole epoch. With `use_stateful_dataloader` it continues in the middle, on
-        any number of processes with the same samples per step. A checkpoint at the last step of an epoch is followed by
-        the next epoch, as in the original; after `set_epoch` with the number of the finished one no batch is left.
+        By default the next pass visits the whole epoch, or what the loader does not skip. `use_stateful_dataloader`
+        makes it continue in the middle, on any number of processes with the same samples per step. A checkpoint at the
+        last step of an epoch is followed by the next epoch, as in the original; after `set_epoch` with the number of
+        the finished one no batch is left.
 
         Raises:
             ValueError: if a stateful loader has stopped within an epoch, and its steps had another size or its sampler
                 another class.
         """
         self._workers_began = self.persistent_workers and "workers_began" in state_dict
+        self.progress.is_interrupted = "is_within_epoch" in state_dict
+        self.progress.loaded = None
         sampler = self.samplers[-1]
-        if self.use_stateful_dataloader and "step" in state_dict:
-            position = loaded_position(state_dict, self._sharing, type(sampler).__name__)
+        if self.use_stateful_dataloader and "steps_done" in state_dict:
+            self.progress.loaded = loaded_position(state_dict, self._sharing, type(sampler).__name__)
             load_generator_states(state_dict, sampler, self.generator)
             self._reader = None  # Workers that are there belong to another place.
-        else:  # Only one of the two runs, or none, has stateful loaders.
-            position = Position(state_dict.get("epoch", self.iteration), is_over=state_dict.get("is_over", False))
+        self.iteration = state_dict.get("epoch", self.iteration) + int(state_dict.get("is_over", False))
         seed = state_dict.get("sampler_seed")
         if isinstance(sampler, SeedableRandomSampler) and seed is not None:  # the saved sampler may have had none
             sampler.initial_seed = seed
-        self.progress.checkpoint = position
-        self.iteration = position.epoch + int(position.is_over)
 
     def get_sampler(self) -> Any:
         return get_sampler(self)
@@ -323,12 +327,12 @@ class DataLoaderShard(DataLoader):
 
     @property
     def _sharing(self) -> Sharing:
-        # A loader without a shard reads all batches: on one process, or those of all processes to dispatch them.
         shard = self.shard
-        # A SkipBatchSampler has no batch size. That of its batches is the next one in the chain.
-        chain = sampler_chain(index_sampler_of(self) if shard is None else shard)
-        batch_size = next((each.batch_size for each in chain if getattr(each, "batch_size", None)), 1)
-        if shard is None:
+        samplers = self.samplers if shard is None else sampler_chain(shard)
+        # As in the original, a SkipBatchSampler has no batch size, so `total_batch_size` may be None. A checkpoint has
+        # the size of the next sampler.
+        batch_size = next((each.batch_size for each in samplers if getattr(each, "batch_size", None)), 1)
+        if shard is None:  # It reads all batches: on one process, or those of all processes to dispatch them.
             state = PartialState()
             return Sharing(state.process_index, state.num_processes, batch_size * self.batches_read_per_step)
         num_batches = 1 if shard.split_batches else shard.num_processes
@@ -344,7 +348,9 @@ class DataLoaderShard(DataLoader):
         shard = self.shard
         if shard is None:
             return getattr(index_sampler_of(self), "batch_size", None)
-        return shard.samples_per_process and shard.samples_per_process * shard.num_processes
+        if shard.samples_per_process is None:
+            return None
+        return shard.samples_per_process * shard.num_processes
 
     @property
     def total_dataset_length(self) -> int:
@@ -375,12 +381,13 @@ class PassSampler:
     Torch's loader gets the sample numbers alone, and returns the batches in their order. So the Steps of these numbers
     are kept here, for the batches.
 
-    A pass begins so, and a sampler that draws before the seed gets other numbers than one that draws after it:
+    A sampler that draws before the seed gets other numbers than one that draws after it. When a pass begins:
 
-        iter(sampler)                       here a script's own sampler may draw, as with torch's loader
-        the seed                            workers that stay alive draw it only when they begin
-        iter(sampler), with new workers     here a script's own may draw again, as torch calls `iter` twice
-        next(…) for the first batch         here those of `sampler.py` draw, and all in a stateful loader
+        torch's loader calls                what is drawn
+        iter(sampler)                       the order of a script's own sampler, if its `iter` draws
+        random_(generator=…)                the seed; workers that stay alive draw it only when they begin
+        iter(sampler), with new workers     the order of such a sampler again
+        next(…) for the first batch         the order by the samplers of `sampler.py`, and any in a stateful loader
 
     """
 
@@ -388,7 +395,7 @@ class PassSampler:
         self._draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
         self._kept_steps: Iterator[Step] = iter(())
 
-    def begin_pass(self, draw_steps: Callable[[], Iterator[Step]]) -> None:
+    def visit(self, draw_steps: Callable[[], Iterator[Step]]) -> None:
         """Let the next pass visit the steps that `draw_steps` draws. Workers that stay alive keep this object.
 
         `draw_steps` must not hold the loader: in such a circle of references workers would end only when the garbage

@@ -88,6 +88,7 @@ REFUSED = [
     Refused("['weights']: 3, ['rows']: 4", *[{"weights": torch.ones(3), "rows": FIRST}] * 2),
     Refused("['names']: 3, ['texts']: 4", *[{"names": list("abc"), "texts": list("abcd")}] * 2),
     Refused("may be samples or columns", *[[tuple("abcd"), tuple("ABCD")]] * 2),
+    Refused("may be samples or columns", *[(FIRST.numpy(), "train")] * 2),
     Refused("the lists in ['pair'] may be samples or columns", *[{"rows": FIRST, "pair": [list("abcd")] * 4}] * 2),
     Refused("['turns'] may be samples or columns", *[{"rows": FIRST, "turns": [{"text": list("abcd")}] * 4}] * 2),
     Refused("nothing in the batch has a row", *[{"flag": True, "loss": torch.tensor(0.5)}] * 2),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from common.accelerator import Accelerator, DistributedEvalSampler
 from common.accelerator.data_loader import skip_first_batches
@@ -96,12 +96,18 @@ def test_after_the_rest_of_an_epoch_the_loader_visits_the_next_one(kind, world, 
         assert rest == rows[-len(rest) :] and {row[0] for row in rest} == {1, 2}
 
 
-@pytest.mark.parametrize("stateful", [False, True])
-def test_in_a_random_order_one_warning_says_that_it_is_lost(stateful, tmp_path, caplog):
-    """A stateful loader that is saved outside of a loop has not drawn the order yet."""
+class Shuffled(SequentialSampler):
+    def __iter__(self):
+        yield from torch.randperm(N).tolist()
+
+
+@pytest.mark.parametrize(("stateful", "sampler"), [(False, RandomSampler), (True, RandomSampler), (False, Shuffled)])
+def test_in_a_random_order_one_warning_says_that_it_is_lost(stateful, sampler, tmp_path, caplog):
+    """A stateful loader that is saved outside of a loop, here after one was left, has not kept the order."""
     config = DataLoaderConfiguration(use_stateful_dataloader=stateful)
     accelerator = Accelerator(dataloader_config=config, cpu=True)
-    loader = accelerator.prepare(DataLoader(range(N), 3, sampler=RandomSampler(range(N))))
+    loader = accelerator.prepare(DataLoader(range(N), 3, sampler=sampler(range(N))))
+    next(iter(loader))
     accelerator.save_state(tmp_path / "c")
     accelerator.load_state(tmp_path / "c")
     with caplog.at_level(logging.WARNING):
@@ -110,6 +116,17 @@ def test_in_a_random_order_one_warning_says_that_it_is_lost(stateful, tmp_path, 
         assert len(list(accelerator.skip_first_batches(loader, 1))) == 7
     (record,) = caplog.records
     assert "use_seedable_sampler" in record.getMessage() and "use_stateful_dataloader" in record.getMessage()
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_pass_that_skips_is_no_rest_where_no_epoch_was_interrupted(stateful, tmp_path):
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=stateful), cpu=True)
+    loader = accelerator.prepare(DataLoader(range(N), 3))
+    assert len(list(loader)) == 8
+    accelerator.save_state(tmp_path / "c")
+    straight = [(len(list(skip_first_batches(loader, 1))), torch.rand(()).item()) for _ in range(2)]
+    accelerator.load_state(tmp_path / "c")
+    assert [(len(list(skip_first_batches(loader, 1))), torch.rand(()).item()) for _ in range(2)] == straight
 
 
 def seedable(seed):
