@@ -52,11 +52,7 @@ class Pair(NamedTuple):
 
 
 def group(
-    title: str,
-    unit: str,
-    samples: Samples,
-    facts: dict[str, dict] | None = None,
-    pairs: Sequence[Pair] = (),
+    title: str, unit: str, samples: Samples, facts: dict[str, dict] | None = None, pairs: Sequence[Pair] = ()
 ) -> dict:
     """The record of one group, from the samples of `take_turns`; `facts` are what else to keep of each row."""
     rows = {}

@@ -118,11 +118,7 @@ class PartialState:
                 raise
 
     def _start(
-        self,
-        cpu: bool,
-        backend: str | None = None,
-        init_method: str | None = None,
-        timeout: timedelta | None = None,
+        self, cpu: bool, backend: str | None = None, init_method: str | None = None, timeout: timedelta | None = None
     ) -> None:
         gpus = 0
         if not cpu and torch.cuda.is_available():

@@ -35,9 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     diff_command.add_argument("after", type=find_script, metavar="LEVEL", help="such as 02")
 
     small_command = commands.add_parser(
-        "small",
-        help="trains a level on common.small",
-        epilog="All other flags are those of the level's train.py.",
+        "small", help="trains a level on common.small", epilog="All other flags are those of the level's train.py."
     )
     small_command.add_argument(
         "level", type=find_script, choices=small.COUNTERPARTS, metavar="LEVEL", help="such as 03"

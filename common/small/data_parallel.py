@@ -83,11 +83,7 @@ class EmulatedDataParallel(nn.Module):
 
         def apply(replica: nn.Module, shard: tuple[tuple, dict], generator: torch.Generator) -> Any:
             args, kwargs = shard
-            with (
-                torch.set_grad_enabled(gradients),
-                torch.autocast(kind, dtype, autocast),
-                OwnRandomness(generator),
-            ):
+            with torch.set_grad_enabled(gradients), torch.autocast(kind, dtype, autocast), OwnRandomness(generator):
                 return replica(*args, **kwargs)
 
         jobs = []

@@ -282,11 +282,7 @@ class Trainer:
         return loss.detach()
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
     ) -> Any:
         """The scalar loss of a batch, or (loss, outputs). `_loss_is_mean` says what an override returns."""
         if self.compute_loss_func is None:

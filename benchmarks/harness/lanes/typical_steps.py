@@ -15,10 +15,7 @@ Step = tuple[RecordedStep, ...]
 
 
 def record_in_turns(
-    title: str,
-    rows: Iterable[str],
-    record_steps: Callable[[str, int], list[list[RecordedStep]]],
-    rounds: int,
+    title: str, rows: Iterable[str], record_steps: Callable[[str, int], list[list[RecordedStep]]], rounds: int
 ) -> dict:
     """The group of all rows, which take turns: milliseconds a step, and as "lanes" each rank's spans of a typical step.
 

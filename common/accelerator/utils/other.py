@@ -81,9 +81,7 @@ def innermost_model(model: Any) -> torch.nn.Module:
 
 
 def extract_model_from_parallel(
-    model: Any,
-    keep_fp32_wrapper: bool = True,
-    keep_torch_compile: bool = True,
+    model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
 ) -> torch.nn.Module:
     """The model inside DistributedDataParallel or DataParallel, as `Accelerator.unwrap_model` gives it.
 

@@ -253,6 +253,15 @@ def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
         on_dispatching_ranks(2, read_batches_of_varying_size, [[0, 1], [2], [3]])
 
 
+def read_without_a_bad_sample(accelerator):
+    loader = DataLoader(range(4), 1, drop_last=True, collate_fn=lambda rows: torch.tensor(rows)[torch.tensor(rows) < 3])
+    return [batch.tolist() for batch in accelerator.prepare(loader)]
+
+
+def test_a_last_step_with_fewer_rows_than_processes_is_dropped():
+    assert on_dispatching_ranks(2, read_without_a_bad_sample) == [[[0]], [[1]]]
+
+
 def test_a_first_step_without_samples_cannot_fill_up_the_last_one():
     with pytest.raises(ValueError, match="the first step has no samples"):
         fill_up(torch.ones(1), {"": torch.ones(0)}, 2, [])

@@ -36,19 +36,6 @@ def test_break_exceptions_and_nesting_leave_no_stale_state():
     assert not state.in_dataloader and not state.end_of_dataloader and not outer.end_of_dataloader
 
 
-def test_the_loop_between_two_over_the_same_loader_stays_active_after_the_inner_one():
-    state = GradientState()
-    examples = prepare_data_loader(DataLoader(range(2)))
-    batches = prepare_data_loader(DataLoader(range(3)))
-    ends = []
-    for _ in examples:
-        for _ in batches:
-            list(examples)
-            ends.append(state.end_of_dataloader)
-        assert state.active_dataloader is examples
-    assert ends == [False, False, True] * 2
-
-
 def looked_at_within(accelerator, samples):
     """The rows gathered in each step of a loop that also looks at the first batch, and whether a window ends there."""
     loader = accelerator.prepare(DataLoader(range(samples)))
@@ -68,13 +55,12 @@ def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known(sample
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_the_last_batch_of_a_copied_loader_ends_its_window(copied):
-    """The copy may be made within a loop over the loader."""
     config = DataLoaderConfiguration(use_stateful_dataloader=True)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=config)
     loader = accelerator.prepare(DataLoader(Numbers(3), batch_size=1))
     for _ in loader:
         copy_of_loader = copied(loader)
-    assert not copy_of_loader.end_of_dataloader and copy_of_loader.state_dict()["step"] == 0
+    assert not copy_of_loader.end_of_dataloader and copy_of_loader.state_dict()["steps_done"] == 0
     ends = []
     for _ in copy_of_loader:
         with accelerator.accumulate():
