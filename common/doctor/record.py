@@ -16,6 +16,7 @@ from torch import Tensor
 # Two files in the folder of a rank: its record, and an empty one that is touched when the rank has made progress.
 FILE = "record.pickle"
 PROGRESS = "progress"
+EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, so an average every n <= 64 steps is seen
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 Reason = Literal["finished", "steps", "crash", "stopped"]
