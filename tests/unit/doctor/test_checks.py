@@ -148,6 +148,10 @@ def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, trai
 def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
     records = [Record(rank) for rank in range(2)]
     for one in records:  # each trains first on data of its own, in an order of its own
+def test_one_sample_does_not_show_whose_data_they_are():
+    assert not samples._have_own_data((epoch_of([7]), epoch_of([7])))
+
+
         content = functools.partial(CONTENTS["of each rank"], one.rank, 0)
         one.epochs = [epoch_of(shuffled(one.rank + 2 * number), content) for number in range(2)]
         one.epochs += [epoch_of(halves[one.rank], data_set=1) for halves in HALVES]
