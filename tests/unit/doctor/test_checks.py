@@ -200,11 +200,13 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
 
 
-def test_a_limited_subset_of_all_ranks_is_evaluated_whole():
-    records = [Record(rank, epochs=[epoch_of(range(rank, 6, 2), length=10, trained=False)]) for rank in range(2)]
-    for one in records:
-        one.epochs[0].numbers = list(range(6))
-    assert evaluations.check_evaluation_samples(records) == Right()
+@pytest.mark.parametrize("of_rank_1, kind", [(range(6), Right), (range(6, 10), Right), (range(6, 9), NotExamined)])
+def test_own_subsets_of_ten_samples_leave_none_out(of_rank_1, kind):
+    records = []
+    for rank, numbers in enumerate([range(6), of_rank_1]):
+        records.append(Record(rank, epochs=[epoch_of(numbers, length=10, trained=False)]))
+        records[rank].epochs[0].numbers = numbers
+    assert isinstance(evaluations.check_evaluation_samples(records), kind)
 
 
 # The collectives of each rank, in their order. The evaluation begins after the first one, and makes the second.
@@ -212,7 +214,7 @@ def test_a_limited_subset_of_all_ranks_is_evaluated_whole():
     "calls, kind",
     [("gather sum sum gather", Finding), ("sum gather sum", NotExamined), ("sum sum gather", NotExamined)],
 )
-def test_who_gathers_from_an_evaluation_may_drop_what_is_repeated(calls, kind):
+def test_who_gathers_may_drop_what_is_repeated_and_who_trains_on_the_data_may_not_evaluate(calls, kind):
     records = [Record(rank, collectives=[Call(name, "t.py:1") for name in calls.split()]) for rank in range(2)]
     for one in records:
         one.epochs = [epoch_of([one.rank, 2], batch_size=1, length=3, trained=False)]
@@ -222,6 +224,8 @@ def test_who_gathers_from_an_evaluation_may_drop_what_is_repeated(calls, kind):
 
 
 @pytest.mark.parametrize("key, kind", [("module.w", Right), ("module.module.w", Finding)])
+    records[0].epochs.append(epoch_of([0]))  # the data set is trained on too
+    assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
 def test_the_keys_of_an_averaged_model_may_begin_with_module_once(key, kind):
     assert isinstance(files.check_keys([Record(0, saves=[Save("last.pt", [["n_averaged", key]])])]), kind)
 

@@ -160,18 +160,6 @@ def test_loaders_of_one_data_set_read_the_same_and_those_of_others_do_not(record
     assert recorder.record.epochs[-1].samples == []
 
 
-@pytest.mark.parametrize("size, batch_size, kind", [(65, 8, Finding), (128, 32, Right)])
-def test_a_sample_in_no_part_is_never_evaluated_unless_a_half_is_left_out(size, batch_size, kind, recorder):
-    LoaderObserver(recorder).install()
-    records = []
-    for rank in range(2):
-        list(DataLoader(Subset(range(size), range(32 * rank, 32 * rank + 32)), batch_size))
-        epoch = recorder.record.epochs[rank]
-        epoch.batches[0].evaluated = True
-        records.append(Record(rank, epochs=[epoch]))
-    assert isinstance(evaluations.check_evaluation_samples(records), kind)
-
-
 @pytest.mark.parametrize("batch_size, is_only_one", [(2, False), (6, True)])
 def test_a_forward_is_with_the_newest_batch_until_its_loader_has_been_read(batch_size, is_only_one, recorder):
     observer = LoaderObserver(recorder)
