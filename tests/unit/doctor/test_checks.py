@@ -1,12 +1,13 @@
 """The checks of the doctor, on records that are made by hand."""
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
 
 from common.doctor import __main__ as program
-from common.doctor import checks, launch, report
+from common.doctor import checks, launch, report, run_script
 from common.doctor.answers import Finding, NotExamined, Right
 from common.doctor.checks import data_sets, end, evaluations, files, optimizers, replicas, samples, steps
 from common.doctor.checks.random_numbers import check_draws
@@ -17,6 +18,8 @@ NAN = float("nan")
 INF = float("inf")
 LOST = End("crash", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
 STOPPED = End("stopped")
+RAISED_FROM = RuntimeError("step 9 failed")
+RAISED_FROM.__cause__ = RuntimeError(LOST.text)
 
 
 def trained() -> list[Record]:
@@ -269,6 +272,7 @@ def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
         (LOST, End("crash", "SIGABRT: gloo"), f"rank 0 could not communicate ({LOST.text}), rank 1 could not"),
         (STOPPED, End("crash", "SIGKILL", was_killed=True), "rank 1 crashed after at least 0 optimizer steps: SIGKILL"),
         (STOPPED, STOPPED, "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1 was stopped outside"),
+        (End("crash", run_script.one_line(RAISED_FROM, Path("t.py"))), End("finished"), "rank 0 could not communicate"),
     ],
 )
 def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0, of_rank_1, found):
@@ -278,6 +282,8 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
         one.epochs[0].complete = one.rank == 0
     assert end.check_end(records, patience=60).text.startswith(found)
     assert end.check_end([Record(0)], patience=60).reason.startswith("rank 0 left by os._exit")
+    records[1].end = End("steps")
+    assert end.check_end(records, patience=60) == NotExamined("--steps ended it")
 
 
 # "R1 R3" is a rank that calls the collective R in line 1 of t.py, then R in line 3.

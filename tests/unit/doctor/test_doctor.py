@@ -137,8 +137,9 @@ def test_a_rank_that_has_ended_is_signalled_once_and_is_not_waited_for(monkeypat
     assert signalled == [(ended.process.pid, signal.SIGKILL)]
 
 
-def test_a_rank_that_dies_at_its_exit_has_crashed(tmp_path):
-    dying = launch.Rank(0, tmp_path, subprocess.Popen(["sh", "-c", "kill -ABRT $$"]))
+@pytest.mark.parametrize("number, cause", [(6, "SIGABRT"), (40, "exit code -40")])  # 40 is a real-time signal
+def test_a_rank_that_dies_at_its_exit_has_crashed(number, cause, tmp_path):
+    dying = launch.Rank(0, tmp_path, subprocess.Popen(["sh", "-c", f"kill -{number} $$"]))
     dying.process.wait()
     recorder = Recorder(tmp_path / record.FILE, rank=0)
     recorder.record.waits_in = "train.py:9"
@@ -146,7 +147,7 @@ def test_a_rank_that_dies_at_its_exit_has_crashed(tmp_path):
     (tmp_path / launch.LOG).touch()
     records = [launch._record(dying, was_stopped=False), record.Record(1)]
     assert records[0].waits_in == ""
-    assert "after 0 optimizer steps: after its last line, SIGABRT" in end.check_end(records, patience=1).text
+    assert f"after 0 optimizer steps: after its last line, {cause}" in end.check_end(records, patience=1).text
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
@@ -185,7 +186,8 @@ def test_the_templates_are_healthy(level, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys):
     script = tmp_path / "script.py"
-    script.write_text("import torch.multiprocessing as mp\n\nmp.spawn(print, nprocs=2)\n")
+    is_as_by_torchrun = "torch.distributed.is_torchelastic_launched()"
+    script.write_text(f"import torch\n\nassert {is_as_by_torchrun}\ntorch.multiprocessing.spawn(print, nprocs=2)\n")
     code, text = ask(capsys, script)
     assert code == 2, text
     assert "Nothing was examined: " in text
