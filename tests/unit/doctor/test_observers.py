@@ -120,6 +120,7 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder
         "scale": lambda: scaler.scale(weight.sum()).backward(),
         "scale_sharded": lambda: ShardedGradScaler("cpu").scale(weight.sum()).backward(),
         "scale_of_other": lambda: other.scale(torch.ones(1)),
+        pytest.param("scale clip_by_module step", True, Finding, id="not divided, and called by its module"),
         "unscale_": lambda: scaler.unscale_(optimizer),
         "unscale_sharded": lambda: ShardedGradScaler("cpu").unscale_(optimizer),
         "clip": lambda: nn.utils.clip_grad_norm_([weight], 1.0),
@@ -140,6 +141,7 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder
     ],
 )
 def test_epochs_are_alike_by_mistake_if_they_are_shuffled(dataset, order, kind, recorder):
+        "clip_by_module": lambda: nn.utils.clip_grad.clip_grad_norm_([weight], 1.0),
     LoaderObserver(recorder).install()
     loader = DataLoader(dataset, batch_sampler=torch.tensor(order).split(4))
     for _ in range(2):
