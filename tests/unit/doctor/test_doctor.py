@@ -198,7 +198,7 @@ def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys
 def test_a_script_is_ended_after_some_steps(tmp_path, capsys):
     code, text = ask(capsys, "--steps", 3, HEALTHY, "--out", tmp_path)
     assert code == 0, text
-    assert "patient.py on 2 processes (gloo): 3 optimizer steps" in text
+    assert "; optimizer steps: 3; samples in the first batches: 16, 16" in text
 
 
 @pytest.mark.slow
