@@ -36,10 +36,10 @@ NANS = [torch.tensor([NAN, NAN])] * 2
     [
         pytest.param([APART, APART, EQUAL, APART], [0.1] * 4, False, Right, id="averaged every third step"),
         pytest.param([EQUAL, APART, APART], [0.1] * 4, False, Finding, id="not averaged again"),
+        pytest.param([APART, EQUAL, APART, APART], [0.1] * 4, False, Finding, id="equal once"),
         pytest.param([APART, APART, NANS], [0.1] * 4, False, Finding, id="equal again as nans"),
         pytest.param([APART], [0.1] * 8, True, Finding, id="rank 1 makes steps alone"),
         pytest.param([APART], [0.2] * 4, True, NotExamined, id="explained by another learning rate"),
-        pytest.param([APART, EQUAL, APART, APART], [0.1] * 4, False, Finding, id="equal once"),
         pytest.param([APART], [0.2] * 4, False, Finding, id="not wrapped, whatever the learning rate"),
     ],
 )
@@ -148,13 +148,13 @@ def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, trai
     assert isinstance(data_sets.check_data_sets(records), of_data_sets)
 
 
-def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
-    records = [Record(rank) for rank in range(2)]
-    for one in records:  # each trains first on data of its own, in an order of its own
 def test_one_sample_does_not_show_whose_data_they_are():
     assert not samples._have_own_data((epoch_of([7]), epoch_of([7])))
 
 
+def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
+    records = [Record(rank) for rank in range(2)]
+    for one in records:  # each trains first on data of its own, in an order of its own
         content = functools.partial(CONTENTS["of each rank"], one.rank, 0)
         one.epochs = [epoch_of(shuffled(one.rank + 2 * number), content) for number in range(2)]
         one.epochs += [epoch_of(halves[one.rank], data_set=1) for halves in HALVES]
@@ -224,11 +224,11 @@ def test_who_gathers_may_drop_what_is_repeated_and_who_trains_on_the_data_may_no
         for number, batch in enumerate(one.epochs[0].batches, start=1):
             batch.collectives = number
     assert isinstance(evaluations.check_evaluation_samples(records), kind)
+    records[0].epochs.append(epoch_of([0]))  # the data set is trained on too
+    assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
 
 
 @pytest.mark.parametrize("key, kind", [("module.w", Right), ("module.module.w", Finding)])
-    records[0].epochs.append(epoch_of([0]))  # the data set is trained on too
-    assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
 def test_the_keys_of_an_averaged_model_may_begin_with_module_once(key, kind):
     assert isinstance(files.check_keys([Record(0, saves=[Save("last.pt", [["n_averaged", key]])])]), kind)
 
@@ -294,6 +294,7 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
         pytest.param(["B2", "R1 B2"], "collective_on_rank_0", "; rank 1 alone has called R in t.py:1", id="the next"),
         pytest.param(["B1 B2", "B3"], None, "; rank 0 alone has called B in t.py:1, rank 1 alone", id="another one"),
         pytest.param(["R1 R1", "R1"], None, "rank 1 was stopped outside of the script", id="the same once more"),
+        pytest.param(["R1 R2 R3", "R2 R3"], "collective_on_rank_0", "0 alone has called R in t.py:1", id="met another"),
         pytest.param(["B1 R3", "B2 R3", "B2 R3"], None, "rank 2 was stopped outside of the script", id="branches"),
         pytest.param(["B1 R3 R4", "B2 R3"], "collective_on_rank_0", "rank 0 alone has called R in t.py:4", id="both"),
     ],

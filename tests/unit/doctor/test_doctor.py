@@ -17,7 +17,6 @@ from common.doctor import checks, launch, record, report, run_script
 from common.doctor.answers import Answer, Right
 from common.doctor.checks import end
 from common.doctor.observers.recorder import Recorder
-from common.errors import UserError
 from common.processes import Ranks, ranks
 from tests.jobs import job
 from tests.unit.doctor.ailments import ENDS, HARMLESS, HEALTHY, MISTAKES, write
@@ -210,9 +209,3 @@ def test_a_script_may_have_a_module_that_is_named_as_this_repositorys(tmp_path):
     command = [sys.executable, run_script.__file__, str(tmp_path), "None", str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "its own common\n", done.stderr
-
-
-def test_a_script_that_is_not_there_is_an_error(capsys):
-    with pytest.raises(UserError):
-        program.main(["nowhere.py"])
-    assert capsys.readouterr().err == "error: there is no file nowhere.py\n"
