@@ -18,11 +18,7 @@ class NotExamined:
     """A check that this run gave nothing to examine for, and the reason."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Failed(NotExamined):
-    """A check with a fault of the doctor's own."""
+    failed: bool = False  # True if it is a fault of the doctor's own
 
 
 @dataclass(frozen=True)
@@ -33,12 +29,9 @@ class Right:
 Answer = Finding | NotExamined | Right
 
 
-def overall(answers: Iterable[Answer], reason: str) -> Answer:
-    """One answer for several epochs or networks: the first Finding, else Right if any, else the last NotExamined.
-
-    `reason` is why nothing was examined if there are no answers.
-    """
-    result: Answer = NotExamined(reason)
+def overall(answers: Iterable[Answer], reason_if_none: str) -> Answer:
+    """One answer for several epochs or networks: the first Finding, else Right if any, else the last NotExamined."""
+    result: Answer = NotExamined(reason_if_none)
     for answer in answers:
         if isinstance(answer, Finding):
             return answer

@@ -22,6 +22,7 @@ POLL_SECONDS = 0.2
 SECONDS_AFTER_A_CRASH = 5.0  # the other ranks have these to end by themselves
 SECONDS_TO_START = 120.0  # the imports before the script may take half a minute on a busy machine
 LOG = "log"
+SIGNALS = {each.value: each.name for each in signal.Signals}  # without most of the real-time signals
 
 
 class Rank(NamedTuple):
@@ -58,7 +59,8 @@ def _start(number: int, folder: Path, command: list[str], environment: dict[str,
 
 
 def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
-    environment = {**os.environ, **rank_variables(rank, processes, port), "GROUP_RANK": "0"}
+    of_torchrun = {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "doctor"}  # so a script knows torchrun
+    environment = {**os.environ, **rank_variables(rank, processes, port), **of_torchrun}
     environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default
     if torch.cuda.device_count() < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
@@ -131,7 +133,7 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
         end.after_last_line = end.reason == "finished"
         when = "after its last line, " if end.after_last_line else ""
         end.reason = "crash"
-        cause = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+        cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
         end.text = f"{when}{cause}: last printed: {record.last_printed}"
     # Else the reason stays as noted: a crash, "steps" or "finished", and None after os._exit(0).
     return record

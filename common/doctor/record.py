@@ -16,6 +16,7 @@ from torch import Tensor
 # Two files in the folder of a rank: its record, and an empty one that is touched when the rank has made progress.
 FILE = "record.pickle"
 PROGRESS = "progress"
+EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, so an average every n <= 64 steps is seen
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 Reason = Literal["finished", "steps", "crash", "stopped"]
@@ -27,9 +28,7 @@ class Batch:
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
     collectives: int = 0  # the number of calls of collectives before it
-    # The number of samples in each forward in training with it. A forward is taken to be with the newest batch while
-    # its loader is read; after that only the first one is, if the epoch has one batch. Under look-ahead (accelerate)
-    # that is one batch late: a forward counts for the batch after its own, and the last one for none.
+    # The number of samples in each forward in training with it, by the rule at `LoaderObserver.batch_in_use`.
     forwards: list[int] = field(default_factory=list)
     evaluated: bool = False  # True if a network was called with it in evaluation mode, or without gradients
 

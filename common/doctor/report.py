@@ -2,9 +2,8 @@
 
 import textwrap
 
-from common.doctor.answers import Answer, Failed, Finding, NotExamined, Right
-from common.doctor.checks import ONLY_YOU_CAN_SEE
-from common.doctor.checks.by_rank import across_ranks
+from common.doctor.answers import Answer, Finding, NotExamined, Right
+from common.doctor.checks import ONLY_YOU_CAN_SEE, WEIGHTS
 from common.doctor.record import Record
 from common.pitfalls import title
 
@@ -16,19 +15,10 @@ def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
 
 
 def summary(script: str, records: list[Record], seconds: float) -> str:
-    first = records[0]
-    count = len(first.steps)
-    parts = ["1 optimizer step" if count == 1 else f"{count} optimizer steps"]
-    epochs = across_ranks(record.training_epochs for record in records)
-    if epochs and all(epoch.samples for epoch in epochs[0]):
-        batches = {tuple(epoch.batches[0].samples) for epoch in epochs[0]}
-        total = sum(map(len, batches))
-        if len(batches) == 1:  # a script may cut each rank's share out, or number data of each rank's own alike
-            parts.append(f"batches of {total} samples, of the same numbers on each rank")
-        else:  # on a mesh, ranks may read the same batch
-            parts.append(f"batches of {len(batches)} x {total / len(batches):g} = {total} samples")
-    group = first.backend or "no process group"
-    return f"{script} on {len(records)} processes ({group}): {', '.join(parts)}, in {seconds:.0f} s"
+    group = records[0].backend or "no process group"
+    sizes = [str(record.training_epochs[0].batches[0].size) for record in records if record.training_epochs]
+    seen = f"optimizer steps: {len(records[0].steps)}; samples in the first batches: {', '.join(sizes) or 'none'}"
+    return f"{script} on {len(records)} processes ({group}) in {seconds:.0f} s; {seen}"
 
 
 def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
@@ -51,7 +41,7 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
 
 
 def has_failed(answers: dict[str, Answer], records: list[Record]) -> bool:
-    of_checks = any(isinstance(answer, Failed) for answer in answers.values())
+    of_checks = any(isinstance(answer, NotExamined) and answer.failed for answer in answers.values())
     return of_checks or any(record.observer_errors for record in records)
 
 
@@ -61,7 +51,7 @@ def _verdict(answers: dict[str, Answer], records: list[Record]) -> str:
         return f"Not healthy: {found} found."
     if has_failed(answers, records):
         return "Nothing found, but an observer or a check failed."
-    if isinstance(answers["weights"], Right):
+    if isinstance(answers[WEIGHTS], Right):
         return "Healthy: nothing found."
     return "Nothing found, but the weights were not compared."
 

@@ -43,8 +43,13 @@ def run(folder: Path, last_step: int | None, script: Path, arguments: list[str])
 
 
 def one_line(error: BaseException, script: Path) -> str:
-    """A text such as "train.py:9: ValueError: no disk", with the innermost line of the script, if there is one."""
-    text = " ".join("".join(traceback.format_exception_only(error)).split())
+    """A text such as "train.py:9: ValueError: no disk, from KeyError: 3", with the innermost line of the script."""
+    texts: list[str] = []
+    cause: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+    while cause is not None:
+        texts.append(" ".join("".join(cause.format_exception_only()).split()))
+        cause = cause.__cause__ or cause.__context__
+    text = ", from ".join(texts)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
     return f"{script.name}:{lines[-1]}: {text}" if lines else text
 

@@ -1,18 +1,16 @@
-"""The checks: each compares the records of all ranks in one respect, and gives an Answer.
+"""The checks: each compares the records of all ranks in one respect, and gives an Answer."""
 
-The first line of each module names the main part of the record that it asks. Those in `steps` look at rank 0 alone.
-"""
-
-from common.doctor.answers import Answer, Failed
+from common.doctor.answers import Answer, NotExamined
 from common.doctor.checks import data_sets, evaluations, files, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.checks.end import check_end
 from common.doctor.record import Record
 
+WEIGHTS = "weights"  # only if they are right, the report calls a script healthy
 # In the order of the report: a cause comes before its consequences.
 CHECKS = {
     "parameters of the optimizer": optimizers.check_parameters,
     "learning rates": optimizers.check_learning_rates,
-    "weights": replicas.check_same_weights,
+    WEIGHTS: replicas.check_same_weights,
     "training samples": samples.check_training_samples,
     "data sets": data_sets.check_data_sets,
     "order of the epochs": samples.check_orders,
@@ -42,7 +40,7 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
         try:
             answers[topic] = check(records)
         except Exception as error:  # a fault of the doctor: the run was long, and the other checks have their answers
-            answers[topic] = Failed(f"the check failed: {type(error).__name__}: {error}")
+            answers[topic] = NotExamined(f"the check failed: {type(error).__name__}: {error}", failed=True)
     return answers
 
 

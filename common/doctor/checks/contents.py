@@ -27,9 +27,8 @@ def _contents_by_number(epochs: list[Epoch]) -> dict[int, Content]:
 def are_same_samples(pairs: Pairs) -> bool:
     """True if a tensor is equal in nearly all pairs, such as the label of an image that is augmented at each read.
 
-    In these three pairs of an image and a label, ((1, 0), (2, 0)), ((3, 0), (4, 0)) and ((5, 7), (6, 7)), the label 7
-    agrees. For each tensor, pairs whose first value is its most common one do not count, here those of the label 0:
-    if 95 % have it, it agrees by chance. An index that the data set returns agrees always.
+    Pairs with its most common value do not count: a label that 95 % of the samples have agrees by chance. An index that
+    the data set returns agrees always.
     """
     columns = min(map(len, chain.from_iterable(pairs)))  # one for each tensor of a sample
     for column in range(columns):

@@ -12,19 +12,19 @@ UNUSED = "parameters that were not used in producing loss"  # a part of Distribu
 
 
 def check_end(records: list[Record], patience: float) -> Answer:
+    record = rank_with_own_error(records)
+    if record is not None:
+        return _crashed(record)
     reasons = [record.end.reason for record in records]
+    if "steps" in reasons:  # a rank that has made them leaves, and the others may need it for theirs
+        return NotExamined("--steps ended it")
     if "crash" in reasons or "stopped" in reasons:
-        record = rank_with_own_error(records)
-        if record is not None:
-            return _crashed(record)
         positions = ", ".join(map(_position, records))
         if "crash" not in reasons:
             positions = f"no rank made progress for {patience:g} s: {positions}"
         return why_ranks_wait(records, positions)
     if None in reasons:
         return NotExamined(f"rank {reasons.index(None)} left by os._exit, and was not seen after its last record")
-    if "steps" in reasons:
-        return NotExamined("--steps ended it")
     return Right()
 
 

@@ -16,7 +16,9 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
         return NotExamined("the ranks made different numbers of evaluations")
     answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        if _gathers(records[0], epochs[0]):  # and so do the other ranks
+        if any(training.data_set == epochs[0].data_set for training in records[0].training_epochs):
+            answers.append(NotExamined("they are trained on too: the script may only renew BatchNorm's statistics"))
+        elif _gathers(records[0], epochs[0]):  # and so do the other ranks
             answers.append(NotExamined("the script gathers from all ranks, and may drop what is repeated"))
         elif all(epoch.complete for epoch in epochs):
             answers.append(_evaluation(number, epochs, of_ranks))
@@ -42,6 +44,10 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     """
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
+    expected = set(chain.from_iterable(epoch.numbers for epoch in epochs))
+    has_own_parts = any(epoch.numbers != epochs[0].numbers for epoch in epochs)
+    if has_own_parts and len(expected) != epochs[0].data_set_length:
+        return NotExamined("each rank evaluates a Subset of its own, and they leave samples out, maybe on purpose")
     shares = [epoch.samples for epoch in epochs]
     if any(map(has_repeated, shares)):  # 0 2 4 0, 1 3 5 1
         return NotExamined("a rank repeats samples of its own: they are padding, or drawn with replacement")
@@ -52,7 +58,7 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     last_batches = list(chain.from_iterable(epoch.batches[-1].samples for epoch in epochs))
     if not repeated.issubset(last_batches):  # 0 2 4, 2 5 1
         return NotExamined("several ranks read a sample that is in no last batch: it is not padding")
-    dropped = _dropped(epochs, of_ranks)
+    dropped = _dropped(expected, epochs, of_ranks)
     if not repeated and not dropped:  # 0 2 4, 1 3 5, and 0 … 5, 0 … 5
         return Right()
     return Finding(  # 0 2 4, 1 3 0, and 0 … 3, 0 … 3
@@ -63,25 +69,19 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     )
 
 
-def _dropped(epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> set[int]:
-    """The samples that were dropped with the last batches, such as these of six samples:
+def _dropped(expected: set[int], epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> set[int]:
+    """The expected samples that were dropped with the last batches, such as these of six:
 
-    0 2  1 3  4 and 5, unless another evaluation reads 4 and 5, and nothing else
-    0    1    none: more are missing than the last batches have, so a part is evaluated on purpose
+    0 2  1 3                4 and 5
+    0 2  1 3, and 4 5  4 5  none: another evaluation, of this data set, reads the rest
+    0    1                  none: a part is evaluated on purpose
     """
-    unread = _expected_numbers(epochs).difference(*[epoch.samples for epoch in epochs])
-    length = epochs[0].data_set_length
-    others = [set(epoch.samples) for epoch in chain.from_iterable(of_ranks) if epoch.data_set_length == length]
-    never_read = unread.difference(*[samples for samples in others if samples <= unread])
+    unread = expected.difference(*[epoch.samples for epoch in epochs])
+    read_by_evaluation_of_the_rest: set[int] = set()
+    for other in chain.from_iterable(of_ranks):
+        if other.data_set_length == epochs[0].data_set_length and unread.issuperset(other.samples):
+            read_by_evaluation_of_the_rest.update(other.samples)
+    dropped = unread - read_by_evaluation_of_the_rest
+    # A loader drops less than a batch on each rank. Where more are missing, the script has left them out.
     in_last_batches = sum(len(epoch.batches[-1].samples) for epoch in epochs)
-    return set() if len(never_read) > in_last_batches else never_read
-
-
-def _expected_numbers(epochs: tuple[Epoch, ...]) -> set[int]:
-    """The numbers that the ranks' data sets have together: all, or those of a `Subset`."""
-    numbers = set(chain.from_iterable(epoch.numbers for epoch in epochs))
-    whole = range(epochs[0].data_set_length)
-    has_own_parts = any(epoch.numbers != epochs[0].numbers for epoch in epochs)
-    if has_own_parts and len(whole) - len(numbers) < len(epochs):  # 65 samples in two Subsets of 32: one is dropped
-        numbers.update(whole)
-    return numbers
+    return set() if len(dropped) > in_last_batches else dropped

@@ -8,7 +8,7 @@ from common.doctor.record import Record
 def check_draws(records: list[Record]) -> Answer:
     if any(record.is_split for record in records):
         return NotExamined("on the mesh of the network, ranks may need the same numbers")
-    answer: Answer = NotExamined("neither forwards in training nor the reading of batches drew any")
+    answer: Answer = NotExamined("no draw was seen in training forwards or in batches, and loader workers draw unseen")
     for source, generator in records[0].draws:
         draws = across_ranks(record.draws.get((source, generator), []) for record in records)
         same = sum(len(set(states)) < len(states) for states in draws)

@@ -1,8 +1,10 @@
 """`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
 
+from itertools import groupby
+
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, trained_networks
-from common.doctor.record import Network, Record, Tensors
+from common.doctor.record import EACH_STEP_UNTIL, Network, Record, Tensors
 from common.weights import max_difference
 
 # A difference counts if it is larger than this part of the tensor's largest finite number.
@@ -18,18 +20,32 @@ def check_same_weights(records: list[Record]) -> Answer:
 
 def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
     by_step = differences_by_step([network.weights for network in networks])
-    last = len(corresponding_steps(records))
-    by_step = {step: differences for step, differences in by_step.items() if step <= last}
-    if not by_step:
+    steps = [step for step in by_step if step <= len(corresponding_steps(records))]
+    if not steps:
         return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    first = next((step for step, differences in by_step.items() if differences), None)
-    if first is None:
+    apart = [step for step in steps if by_step[step]]
+    if not apart:
         return Right()
-    later = [networks[0].weights[step].values() for step in by_step if step > first and not by_step[step]]
     # Ranks that differed may all end in nans, which are equal and wrong.
-    if later and all(tensor.isfinite().all() for tensor in later[0]):
-        return Right()  # they are equal again, as where only every n-th step averages the weights
-    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, records)
+    equal = [step for step in steps if not by_step[step] and _are_finite(networks[0].weights[step])]
+    if _are_averaged([step in equal for step in sorted(apart + equal) if step <= EACH_STEP_UNTIL]):
+        return Right()
+    return _with_cause(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
+
+
+def _are_averaged(equal: list[bool]) -> bool:
+    """True if the ranks may average their weights every n-th step, by whether they are equal after each step:
+
+    apart apart equal apart apart equal apart  n may be 3
+    apart equal apart apart apart apart apart  they have been equal once, as where the script loads weights
+    """
+    stretches = [len(list(steps)) for is_equal, steps in groupby(equal) if not is_equal]  # 2 2 1, and 1 5
+    ended = stretches[:-1] if equal[-1:] == [False] else stretches
+    return bool(ended) and stretches[-1] <= max(ended)
+
+
+def _are_finite(tensors: Tensors) -> bool:
+    return all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Answer:
@@ -50,19 +66,16 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     if not any(network.wrapped for network in networks):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
-            "wrap it, and train the wrapper, or average the weights (seen if that is every 64 steps or more often); "
+            f"wrap it, and train the wrapper, or average the weights (seen if at least every {EACH_STEP_UNTIL} steps); "
             "a part of a larger model, as a stage of a pipeline, is meant to differ",
             pitfall="forward_through_module",
         )
     if not all(map(have_same_rates, corresponding_steps(records))):
         return NotExamined("other learning rates make other weights")
-    clippings = [len(record.clippings) for record in records]
-    if len(set(clippings)) > 1:
-        text += f": the ranks have clipped gradients {clippings} times"
     return Finding(
         text,
         "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
-        "updates that not all ranks make",
+        "clipping and updates that not all ranks make",
     )
 
 

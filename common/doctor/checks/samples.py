@@ -1,7 +1,7 @@
 """`Record.epochs`: each sample trains on one rank, and each epoch has an order of its own."""
 
 from collections import Counter
-from itertools import chain, groupby, pairwise
+from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, has_repeated
@@ -9,7 +9,8 @@ from common.doctor.checks.contents import are_same_samples, read_twice
 from common.doctor.record import Epoch, Record
 
 MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one order, by chance
-WITHOUT_FORWARD = 1  # so many batches of an epoch may have none: see `Batch.forwards`, or the last one is read in vain
+NEARLY_ALL = 0.9
+WITHOUT_FORWARD = 1  # so many batches of an epoch may have none: see `batch_in_use`, or the last one is read in vain
 
 
 def check_training_samples(records: list[Record]) -> Answer:
@@ -33,53 +34,47 @@ def _without_last_batches(epochs: tuple[Epoch, ...]) -> list[list[int]]:
 
 
 def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    """The answer about an epoch, from what each rank reads. Each row is one return below.
+    """The answer about one epoch, such as these of six samples, without the last batches:
 
-    samples without numbers                                          that of `_by_contents`
-    fewer than two batches                                           not examined
-    a part of one order                                              right
-    samples that are drawn with replacement                          not examined
-    an order of its own, of data of its own                          not examined
-    all samples in one order                                         that of `_one_order`
-    an order of its own, but few samples that another rank has read  not examined
-    samples that are dealt out several times                         not examined
-    an order of its own                                              found
+    0 2 0  1 3 5                not examined: the samples are drawn with replacement
+    0 2 4  1 3 5                right: parts of one order
+    0 2 4  4 1 3                not examined: few are read twice, as by a sampler that starts anew before its end
+    0 … 5  0 … 5                that of `_one_order`
+    0 2 4  1 3 5  0 2 4  1 3 5  not examined: all are read twice, and no rank reads all
+    0 2 4  2 3 0                found: each rank reads a part of an order of its own
     """
     if not are_numbered_alike(epochs):
         return _by_contents(number, epochs)
     shares = _without_last_batches(epochs)
     if not all(shares):
         return NotExamined("fewer than two batches were read")
-    if not has_repeated(list(chain.from_iterable(shares))):  # a part of one order
-        return Right()
-    if any(map(has_repeated, shares)):
+    if any(map(has_repeated, shares)):  # 0 2 0, 1 3 5
         return NotExamined("the sampler draws samples with replacement")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     shared = sum(ranks > 1 for ranks in readers.values())
-    first, *others = epochs
-    pairs = [pair for other in others for pair in read_twice([first], [other])]
-    if pairs and not are_same_samples(pairs):  # an order of its own, of data of its own
-        return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
-    if all(other.samples == first.samples for other in others):  # all samples in one order
-        return _one_order(number, epochs)
-    if shared < MIN_SAMPLES:  # few, as with a sampler that starts anew before its end
+    if shared == 0:  # 0 2 4, 1 3 5
+        return Right()
+    if shared < MIN_SAMPLES:  # 0 2 4, 4 1 3
         return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
-    if _are_dealt_out_several_times(shares):
+    if _have_own_data(epochs):
+        return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
+    first = epochs[0].samples
+    if all(epoch.samples == first for epoch in epochs):  # 0 … 5, 0 … 5
+        return _one_order(number, epochs)
+    if shared > NEARLY_ALL * len(readers) > len(first):  # 0 2 4, 1 3 5, 0 2 4, 1 3 5
         return NotExamined("each sample was dealt out several times: repeated augmentation, or too few replicas")
-    return Finding(  # an order of its own
+    return Finding(  # 0 2 4, 2 3 0
         f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}",
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
         pitfall="different_orders",
     )
 
 
-def _are_dealt_out_several_times(shares: list[list[int]]) -> bool:
-    """True if four ranks have read every fourth sample of 7 7 7 2 2 2 …, or two parts, as A, B, A, B or A, A, B, B."""
-    parts = dict.fromkeys(map(tuple, shares))  # A, B
-    order = list(chain.from_iterable(zip(*parts, strict=False)))
-    distinct = len(set(order))
-    comes_in_runs = len(list(groupby(order))) == distinct
-    return comes_in_runs and distinct > len(shares[0])  # else a rank has all samples
+def _have_own_data(epochs: tuple[Epoch, ...]) -> bool:
+    """True if the contents show that a number is not the same sample on all ranks; a few contents do not show it."""
+    first, *others = epochs
+    pairs = [pair for other in others for pair in read_twice([first], [other])]
+    return len(pairs) >= MIN_SAMPLES and not are_same_samples(pairs)
 
 
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:

@@ -10,7 +10,7 @@ TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may e
 def check_clipping(records: list[Record]) -> Answer:
     clippings = records[0].clippings
     if not clippings:
-        return NotExamined("rank 0 has clipped no gradients")
+        return NotExamined("rank 0 was not seen to call torch.nn.utils.clip_grad_…")
     scaled = sum(clippings)
     if not scaled:
         return Right()

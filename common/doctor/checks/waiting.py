@@ -45,21 +45,21 @@ def _first_uneven(of_ranks: list[list[Epoch]]) -> str:
 def own_calls(records: list[Record]) -> dict[int, Call]:
     """For each rank that has called a collective in a line where no other rank has called it: the first such call.
 
-    Row n has call n of each rank. It has been answered if every rank has made call n + 1:
+    Call n of each rank meets call n of the others, and they have returned if all ranks have made call n + 1. R1 is an
+    all_reduce in line 1 of the script:
 
-        row    rank 0                  rank 1                  rank 2
-        1      broadcast in t.py:1     broadcast in t.py:2     broadcast in t.py:2    answered: branches of an `if`
-        2      all_reduce in t.py:3    all_reduce in t.py:3    barrier in t.py:4      not answered
-
-    The barrier is rank 2's own call. The all_reduce, which two of three ranks have called, is no rank's own.
+    rank 0    rank 1  first own call
+    R1 R3     R1      R3 of rank 0
+    R1 R3 R4  R2 R3   R4 of rank 0: R1 and R2 have met and returned, so they are branches of an `if`
+    R1 R2 R3  R2 R3   R1 of rank 0: it has met R2 and returned too, but is no other branch, as rank 0 calls R2 itself
     """
-    answered = across_ranks(record.collectives for record in records)[:-1]  # in the last row a rank may wait
+    returned = across_ranks(record.collectives for record in records)[:-1]  # in the last ones a rank may wait
     callers = Counter(call for record in records for call in set(record.collectives))  # how many ranks made it
     branches: set[Call] = set()
-    for calls in answered:
+    for calls in returned:
         has_one_name = len({call.name for call in calls}) == 1
-        is_everywhere = any(callers[call] == len(records) for call in calls)
-        if has_one_name and not is_everywhere:
+        is_called_by_all = any(callers[call] == len(records) for call in calls)
+        if has_one_name and not is_called_by_all:
             branches.update(calls)
     own: dict[int, Call] = {}
     for record in records:

@@ -34,8 +34,9 @@ class ClippingObserver:
             self._recorder.wrap(scaler_class, "scale", after=self.after_scale)
             self._recorder.wrap(scaler_class, "unscale_", before=self.before_division)
         self._recorder.wrap(GradScaler, "step", after=self.after_step)
-        self._recorder.wrap(torch.nn.utils, "clip_grad_norm_", before=self.before_clipping)
-        self._recorder.wrap(torch.nn.utils, "clip_grad_value_", before=self.before_clipping)
+        for module in (torch.nn.utils, torch.nn.utils.clip_grad):  # a script may call the functions of either
+            self._recorder.wrap(module, "clip_grad_norm_", before=self.before_clipping)
+            self._recorder.wrap(module, "clip_grad_value_", before=self.before_clipping)
 
     def after_init(self, _: None, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
         given = SCALER_PARAMETERS.bind(scaler, *args, **kwargs).arguments

@@ -52,7 +52,13 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", after=self.after_batch, failed=self.after_error)
 
     def batch_in_use(self) -> Batch | None:
-        """The batch that a forward is taken to be with, by the rule at `Batch.forwards`."""
+        """The batch that a forward is taken to be with: the newest one, while the script reads its loader.
+
+        for batch in loader: net(batch)                 each forward is with its batch
+        net(next(iter(loader)))                         the first forward is with this only batch: nobody reads on
+        for after in loader: net(batch); batch = after  look-ahead, as in accelerate: each forward counts for `after`,
+                                                        and the last one, behind the loop, for none
+        """
         if self._newest is None:
             return None
         epoch = self._newest.epoch

@@ -16,9 +16,7 @@ from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.observers.tensors import identities, is_part, is_split, shapes, some_statistics, some_weights
-from common.doctor.record import Network
-
-EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, so an average every n <= 64 steps is seen
+from common.doctor.record import EACH_STEP_UNTIL, Network
 
 
 class Forward(NamedTuple):

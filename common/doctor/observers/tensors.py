@@ -38,7 +38,8 @@ def is_split(module: nn.Module) -> bool:
     """
     meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
     is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
-    return any(not is_fully_sharded or mesh.shape != (dist.get_world_size(),) for mesh in meshes)
+    computes_whole_samples = is_fully_sharded and all(mesh.shape == (dist.get_world_size(),) for mesh in meshes)
+    return bool(meshes) and not computes_whole_samples
 
 
 def _some_numbers(tensor: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """The observers of the doctor, each alone."""
 
+import functools
 import gc
 import os
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset
 
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import evaluations, optimizers, samples, steps
+from common.doctor.checks import optimizers, samples, steps
 from common.doctor.observers import files
 from common.doctor.observers.clipping import ClippingObserver
 from common.doctor.observers.contents import contents
@@ -22,7 +24,7 @@ from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
 from common.doctor.observers.recorder import Recorder
 from common.doctor.observers.tensors import some_weights
-from common.doctor.record import FILE, Network, Record, Step, read, write
+from common.doctor.record import FILE, Network, Record, Step
 
 
 @pytest.fixture
@@ -69,33 +71,49 @@ def test_what_a_sampler_draws_is_no_augmentation(recorder):
         assert sum(map(len, recorder.record.draws.values())) == noted
 
 
-@pytest.mark.parametrize("group", [{}, {"lr": None}, {"lr": float("nan")}])
-def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_last_step(group, monkeypatch, tmp_path):
+def sgd(lr=0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": torch.ones(1, requires_grad=True), "lr": lr}])
+
+
+@pytest.fixture
+def after_step(recorder):
+    recorder.record.networks.append(Network(forwards=1))
+    observer = OptimizerObserver(recorder, SimpleNamespace(networks={}), last_step=3)
+    return functools.partial(observer.after_step, args=(), kwargs={})
+
+
+def test_a_step_before_the_training_does_not_count(recorder, after_step):
+    recorder.record.networks.clear()
+    optimizer = sgd()
+    after_step(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.0  # with a gradient, as torch.distributed.checkpoint makes a state
+    optimizer.param_groups[0]["params"][0].grad = torch.zeros(1)
+    after_step(optimizer)
+    assert recorder.record.steps == []
+
+
+@pytest.mark.parametrize("rate", [None, float("nan")])
+def test_an_unknown_rate_is_the_same_on_all_ranks_and_follows_no_schedule(rate, recorder, after_step):
+    after_step(sgd(lr=rate))
+    assert optimizers.check_learning_rates([recorder.record, pickle.loads(pickle.dumps(recorder.record))]) == Right()
+    assert isinstance(steps.check_schedule([recorder.record]), NotExamined)
+
+
+def test_the_optimizer_in_a_zero_redundancy_optimizer_is_followed_to_the_last_step(recorder, after_step, monkeypatch):
     ended = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    recorder = SimpleNamespace(record=Record(rank=0), finish=ended.append)
-    observer = OptimizerObserver(recorder, SimpleNamespace(networks={}), last_step=2)
-    idle = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    observer.after_step(idle, (), {})  # before the training, with no gradient, or at a rate of 0 as DCP does it
-    idle.param_groups[0] = {"params": [torch.ones(1).requires_grad_()], "lr": 0.0}
-    idle.param_groups[0]["params"][0].grad = torch.zeros(1)
-    observer.after_step(idle, (), {})
-    recorder.record.networks.append(Network(forwards=1))
-    inner, outer = (torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2))
-    inner.param_groups[0] = {"params": inner.param_groups[0]["params"], **group}
-    outer.optim = inner  # as a ZeroRedundancyOptimizer has one
+    outer = sgd()
+    outer.optim = sgd()
+    for optimizer in [outer.optim, outer] * 3:
+        after_step(optimizer)
+    assert (len(recorder.record.steps), recorder.record.end.reason, ended) == (3, "steps", [0])
+
+
+def test_the_number_of_a_collected_optimizer_is_not_given_again(recorder, after_step):
     for _ in range(2):
-        observer.after_step(inner, (), {})
-        observer.after_step(outer, (), {})
-    assert ended == ["steps", 0]
-    assert len(recorder.record.steps) == 2
-    write(recorder.record, tmp_path / FILE)
-    assert optimizers.check_learning_rates([read(tmp_path / FILE), read(tmp_path / FILE)]) == Right()
-    assert isinstance(steps.check_schedule([read(tmp_path / FILE)]), NotExamined)
-    for _ in range(2):  # an optimizer that is collected after a step
-        observer.after_step(torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), (), {})
+        after_step(sgd())
         gc.collect()
-    assert len({step.optimizer for step in recorder.record.steps}) == 3
+    assert [step.optimizer for step in recorder.record.steps] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +121,7 @@ def test_an_optimizer_of_unknown_rate_or_with_an_inner_one_is_followed_to_the_la
     [
         pytest.param("scale unscale_ clip step", True, Right, id="divided before"),
         pytest.param("scale clip step", True, Finding, id="not divided"),
+        pytest.param("scale clip_by_module step", True, Finding, id="not divided, and called by its module"),
         pytest.param("scale step update scale clip", True, Finding, id="not divided after a step"),
         pytest.param("scale_sharded clip", True, Finding, id="not divided by the scaler of FSDP"),
         pytest.param("scale_sharded unscale_sharded clip", True, Right, id="divided by the scaler of FSDP"),
@@ -123,6 +142,7 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder
         "unscale_": lambda: scaler.unscale_(optimizer),
         "unscale_sharded": lambda: ShardedGradScaler("cpu").unscale_(optimizer),
         "clip": lambda: nn.utils.clip_grad_norm_([weight], 1.0),
+        "clip_by_module": lambda: nn.utils.clip_grad.clip_grad_norm_([weight], 1.0),
         "step": lambda: scaler.step(optimizer),
         "update": scaler.update,
     }
@@ -158,18 +178,6 @@ def test_loaders_of_one_data_set_read_the_same_and_those_of_others_do_not(record
     assert len({epoch.data_set for epoch in recorder.record.epochs}) == 12
     list(DataLoader(range(4), num_workers=1, in_order=False))
     assert recorder.record.epochs[-1].samples == []
-
-
-@pytest.mark.parametrize("size, batch_size, kind", [(65, 8, Finding), (128, 32, Right)])
-def test_a_sample_in_no_part_is_never_evaluated_unless_a_half_is_left_out(size, batch_size, kind, recorder):
-    LoaderObserver(recorder).install()
-    records = []
-    for rank in range(2):
-        list(DataLoader(Subset(range(size), range(32 * rank, 32 * rank + 32)), batch_size))
-        epoch = recorder.record.epochs[rank]
-        epoch.batches[0].evaluated = True
-        records.append(Record(rank, epochs=[epoch]))
-    assert isinstance(evaluations.check_evaluation_samples(records), kind)
 
 
 @pytest.mark.parametrize("batch_size, is_only_one", [(2, False), (6, True)])
