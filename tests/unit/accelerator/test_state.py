@@ -188,12 +188,3 @@ def test_a_group_of_the_script_may_have_more_ranks_than_gpus(two_gpus, monkeypat
 def test_partial_state_stays_on_the_cpu_where_the_launcher_says_so(two_gpus, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert PartialState().device == torch.device("cpu")
-
-
-def test_processes_with_gpus_share_the_cores_too(torchrun_with_gpus, monkeypatch):
-    """torchrun leaves each one thread, on which batches would be assembled."""
-    torchrun_with_gpus(local_world_size=2)
-    torch.set_num_threads(1)
-    monkeypatch.setattr("common.cores.available_cores", lambda: 16)
-    PartialState()
-    assert torch.get_num_threads() == 8
