@@ -145,20 +145,23 @@ def prepare_data_loader(
 
 
 def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types: Any) -> torch.Generator | None:
-    """The generator from which all processes draw one order; a sampler without one may get it, seeded from torch's."""
+    """The sampler's generator, from which all processes draw one order; one without it gets it, seeded from torch's.
+
+    It is None where nothing is to be taken over from rank 0. With `use_seedable_sampler` it is so in the original; here
+    there is one where samples would be lost without it.
+    """
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
     sampler: Any = getattr(index_sampler, "sampler", None)
     if not hasattr(sampler, "generator"):
         return None
     if use_seedable_sampler:
-        # The original gives none. Here there is one where states differ, so that samples would be lost without it.
         if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-            return None
-        if sampler.generator is None and "torch" in (rng_types or ()):  # Each pass takes over rank 0's.
-            return None
+            return None  # Its order follows from the epoch, or loses no samples.
+        if sampler.generator is None and "torch" in (rng_types or ()):
+            return None  # Each pass takes over torch's.
         state = (generator_of(sampler) or torch.default_generator).get_state()
         if all(torch.equal(state, other) for other in gather_object([state])):
-            return None
+            return None  # All draw alike.
     if sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()

@@ -1,7 +1,6 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -89,16 +88,18 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _undivided(self, this_pass: Pass, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
-        with suppress(ValueError):  # A batch without rows, or with some of each number, is no error: it stays whole.
+        try:
             check_no_columns(step.content)
             check_rows(step.content, [])
-            if this_pass.row_lists is None:
-                this_pass.row_lists = lists_with_rows(step.content)
-            self._keep_first_rows(step.content, this_pass)
-            num_real = count_rows(step.content)
-            if num_real != self.total_batch_size:
-                return step._replace(short_step=ShortStep((num_real,), num_real))
-        return step
+        except ValueError:  # Without rows, or with some of each number, nothing is known of the step.
+            return step
+        if this_pass.row_lists is None:
+            this_pass.row_lists = lists_with_rows(step.content)
+        self._keep_first_rows(step.content, this_pass)
+        num_real = count_rows(step.content)
+        if num_real == self.total_batch_size:
+            return step
+        return step._replace(short_step=ShortStep((num_real,), num_real))
 
     def _draw_as_main_process(self, this_pass: Pass) -> None:
         """Draw what torch's loader draws on the main process: in the original every process begins to read.
@@ -113,14 +114,14 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self.prefetch_factor is None:  # There are no workers.
             super()._read(this_pass)  # This draws the seed and, as in the original, calls `iter` of a stream.
             return
-        if self._reader is None:  # The workers begin in this pass, with a seed.
+        order = self._rest_of_order(this_pass)
+        if self._reader is None:  # The workers begin in this pass, so torch's loader draws the seed.
             if not self.use_stateful_dataloader:  # A stateful loader draws all of the order after the seed.
-                iter(self._index_sampler_of(this_pass))  # which may draw, see `PassSampler`
+                iter(order)  # which may draw, see `PassSampler`
             reader = self._get_reader()  # It is kept if its workers would stay alive.
             torch.empty((), dtype=torch.int64).random_(generator=reader.generator)
-        # The order: when the pass begins, workers are given their first batches.
-        num_batches = self.prefetch_factor * self.num_workers
-        list(islice(self._index_sampler_of(this_pass), num_batches))
+        # The order is drawn when the pass begins, because workers are given their first batches then.
+        list(islice(order, self.prefetch_factor * self.num_workers))
 
     def _joined_batches(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Any]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader."""
@@ -146,13 +147,13 @@ class DataLoaderDispatcher(DataLoaderShard):
             self._keep_first_rows(batch, this_pass)
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
-            if self._drop_last and share == 0:
-                return
             if extra_rows > 0:
                 if next(batches, None) is not None:
                     raise ValueError(
                         f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
                     )
+                if self._drop_last and share == 0:
+                    return
                 if not self._drop_last:
                     share += 1
                     batch = fill_up(batch, this_pass.first_rows, share * world_size, this_pass.row_lists)
@@ -172,6 +173,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         """On the main process: its part of each step, which is sent to the others first, and then None or an error.
 
         In a run that resumes, every process may read. So each gets to know how the order was drawn, for its checkpoint.
+        The first rows stay here, where the last step is filled up.
         """
         while True:
             try:

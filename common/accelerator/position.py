@@ -32,7 +32,7 @@ class Position(NamedTuple):
 
 
 class Sharing(NamedTuple):
-    """The process whose batches a loader reads, how many processes share them, and samples of all in a full step."""
+    """The process that a loader is for, how many processes share the data, and samples of all in a full step."""
 
     process_index: int
     num_processes: int
@@ -121,17 +121,25 @@ class Progress:
         epoch: the one that the next pass visits.
         prepared_skip: steps that it leaves out as it was prepared; what `skip_first_batches` makes of it has more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
-        was_left: True if the last pass was left before its end, by a `break` or an exception.
-        loaded: the position of a stateful loader that was loaded since the last pass began, if any.
-        is_interrupted: True if a checkpoint was loaded since then that was made within an epoch, by hand too.
+        was_left: True if an epoch has begun and not come to its end, here or in the run that saved the checkpoint.
+        was_loaded: True if a checkpoint was loaded since the last pass began.
+        loaded: the position in it, if it is that of a stateful loader.
+
+    What happens to the last three:
+
+                                   was_left    was_loaded    loaded
+        a checkpoint is loaded     as saved    True          as saved
+        a pass begins              stays       False         None
+        it is left, or raises      True
+        it ends by itself          False
     """
 
     epoch: int = 0
     prepared_skip: int = 0
     passes: list[Pass] = field(default_factory=list)
     was_left: bool = False
+    was_loaded: bool = False
     loaded: Position | None = None
-    is_interrupted: bool = False
 
     @property
     def current(self) -> Pass:
@@ -140,10 +148,12 @@ class Progress:
             return self.passes[-1]
         return Pass(self._loaded_within_epoch() or Position(self.epoch))
 
-    @property
-    def is_within_epoch(self) -> bool:
-        """True if an epoch has begun and not ended; if its pass was left, another run may visit the rest."""
-        return self.was_left or bool(self.passes)
+    def load(self, epoch: int, position: Position | None, was_left: bool) -> None:
+        """Let the next pass follow a checkpoint."""
+        self.epoch = epoch
+        self.was_left = was_left
+        self.was_loaded = True
+        self.loaded = position
 
     def begin_pass(self, skip: int) -> Pass:
         """Begin the next pass, over a loader that leaves out the first `skip` steps of every epoch.
@@ -155,21 +165,26 @@ class Progress:
                 as prepared, or up to there         at this position, with the batch that was read ahead
                 to another step                     behind what it skips, in the order of the checkpoint
 
-        After a checkpoint within an epoch it is the rest of that epoch, if it leaves out more than was prepared.
+        It is the rest of an epoch of another run if that was left, and this pass leaves out more than was prepared.
         """
         loaded = self._loaded_within_epoch()
         if loaded is None:
             start = Position(self.epoch, steps_done=skip)
-        elif skip in (self.prepared_skip, loaded.steps_done):
+        elif skip == self.prepared_skip or skip == loaded.steps_done:
             start = loaded
         else:
             start = loaded._replace(steps_done=skip, is_over=False, read_ahead=None)
-        is_resumed = self.is_interrupted and start.steps_done > self.prepared_skip
+        is_resumed = self.was_loaded and self.was_left and start.steps_done > self.prepared_skip
+        self.was_loaded = False
         self.loaded = None
-        self.is_interrupted = False
         this_pass = Pass(start, is_resumed)
         self.passes.append(this_pass)
         return this_pass
+
+    def make_current(self, this_pass: Pass) -> None:
+        """Put it behind passes that a script has begun within it, and not ended."""
+        self.passes.remove(this_pass)
+        self.passes.append(this_pass)
 
     def _loaded_within_epoch(self) -> Position | None:
         """The position that was loaded, if it lies in the epoch that is next, and not at its beginning."""

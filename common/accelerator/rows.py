@@ -74,7 +74,7 @@ def check_no_columns(batch: Any) -> None:
     has_arrays = bool(_arrays(batch))
     for name, entries in _lists(batch).items():
         if has_arrays:
-            may_be_columns = len(entries) == rows and _have_each_one_entry_a_row(entries, rows)
+            may_be_columns = len(entries) == rows and _are_lists_of(rows, entries)
         elif any(map(_is_array, entries)):
             may_be_columns = True
         else:  # Nothing says how many rows there are.
@@ -83,8 +83,11 @@ def check_no_columns(batch: Any) -> None:
             raise ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
 
 
-def _have_each_one_entry_a_row(entries: list, rows: int) -> bool:
-    """True if there is nothing in `entries` but lists of `rows` entries. A column of a single row is a row, too."""
+def _are_lists_of(rows: int, entries: list) -> bool:
+    """True if the entries hold nothing but lists of so many entries: `[{"a": ["x", "y"]}, {"a": ["z", "w"]}]` for two.
+
+    Lists of one entry are rows and columns alike, and no columns here.
+    """
     inner = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
     if rows == 1 or not all(map(is_list_of_entries, inner)):
         return False
@@ -156,7 +159,10 @@ def fill_up(batch: Any, first_rows: dict[str, Any], least_rows: int, row_lists: 
     for name, leaf in named_rows(batch, row_lists).items():
         if name not in first_rows:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
-        filled[name] = _join_rows(name, [leaf, *repeat(first_rows[name], copies)])
+        more_rows = first_rows[name]
+        if isinstance(leaf, torch.Tensor) and isinstance(more_rows, torch.Tensor):
+            more_rows = more_rows.to(leaf.device)  # Those of a checkpoint are on the CPU.
+        filled[name] = _join_rows(name, [leaf, *repeat(more_rows, copies)])
     return replace_leaves(batch, filled.values(), is_list_of_entries)
 
 

@@ -1,4 +1,4 @@
-"""Which samples, in which order, on which process: arithmetic on sample numbers, without collectives.
+"""Which samples, in which order, on which process: samplers and what they are asked, without collectives.
 
 A *step* is what all processes get in one turn of their loops: one batch each. Most steps have a full batch on every
 process. In a *short step* there are too few samples for that, so some of them are repeated, or some processes get less.

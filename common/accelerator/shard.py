@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice, tee
 from typing import Any
@@ -59,8 +60,8 @@ class DataLoaderShard(DataLoader):
 
         Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
         _begin_reading        takes over the generators of rank 0, and tells the epoch; `_resume_reading` puts them back
-        _read                 leaves out steps, asks torch's loader for an iterator, which draws a seed
-        PassSampler           gives that loader the sample numbers; a stream has none
+        _read                 leaves out steps
+        PassSampler.read      asks torch's loader for an iterator, which draws a seed; gives it the sample numbers
         steps_of              draws their order
         send_to_device        puts the batch on the device
 
@@ -100,8 +101,8 @@ class DataLoaderShard(DataLoader):
         self.progress = Progress(prepared_skip=skip_batches)
         # Torch's loader, which is kept only if its workers stay alive from pass to pass.
         self._reader: DataLoader | None = None
-        # True if such workers began before the checkpoint that was loaded. Their seed was drawn then.
-        self._workers_began = False
+        # True if such workers had begun, and so drawn their seed, in the run whose checkpoint was loaded.
+        self._workers_had_begun = False
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self.progress
@@ -116,9 +117,7 @@ class DataLoaderShard(DataLoader):
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 following = next(steps, None)
                 this_pass.advance(short_step, read_ahead=following)
-                # It stands behind passes that a script has begun within it, and not ended.
-                progress.passes.remove(this_pass)
-                progress.passes.append(this_pass)
+                progress.make_current(this_pass)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -151,7 +150,10 @@ class DataLoaderShard(DataLoader):
                 "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
-        with restored_generators(self.device, self.samplers[-1], self.generator):
+        sampler = self.samplers[-1]
+        if isinstance(sampler, SeedableRandomSampler):  # Its generator is seeded anew, and workers draw from it now.
+            sampler = None
+        with restored_generators(self.device, sampler, self.generator):
             steps = self._begin_reading(this_pass)
             if self.use_stateful_dataloader:
                 steps = put_back_read_ahead(this_pass.start.read_ahead, steps)
@@ -166,15 +168,13 @@ class DataLoaderShard(DataLoader):
             if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
                 return rest
             return (Step(batch, None) for batch in rest)
-        index_sampler = self._index_sampler_of(this_pass)
-        draw_steps = partial(steps_of, index_sampler)
+        order = self._rest_of_order(this_pass)
+        draw_steps = partial(steps_of, order)
         if self.use_stateful_dataloader:  # The states are noted right before the draw, at the first step.
-            draw_steps = partial(_draw_and_note, index_sampler, this_pass)
-        pass_sampler = index_sampler_of(reader)
-        pass_sampler.visit(draw_steps)
-        return pass_sampler.steps_with(iter(reader))  # `iter` draws a seed, and may draw the order, see `PassSampler`.
+            draw_steps = partial(_draw_and_note, order, this_pass)
+        return index_sampler_of(reader).read(reader, draw_steps)
 
-    def _index_sampler_of(self, this_pass: Pass) -> Any:
+    def _rest_of_order(self, this_pass: Pass) -> Any:
         skipped_batches = this_pass.start.steps_done * self.batches_read_per_step
         index_sampler = index_sampler_of(self)
         return SkipBatchSampler(index_sampler, skipped_batches) if skipped_batches > 0 else index_sampler
@@ -188,7 +188,7 @@ class DataLoaderShard(DataLoader):
         arguments = loading_arguments(self, PassSampler())
         if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
-        if self._workers_began:  # They begin again, and must leave no second draw in the script's generator.
+        if self._workers_had_begun:  # A clone draws their seed again, so the script's generator stays where it is.
             arguments["generator"] = (self.generator or torch.default_generator).clone_state()
         reader = DataLoader(self.dataset, **arguments)
         if self.persistent_workers:
@@ -216,7 +216,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def remainder(self) -> int:
-        """Samples of all processes in the last step; 0 for a full one.
+        """Samples of all processes in the last step; 0 for a full one, as in the original.
 
         It is -1 outside of a loop, with `drop_last`, and where the size of a batch or of the data set is not known.
         """
@@ -249,8 +249,8 @@ class DataLoaderShard(DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader, and its workers are its own.
-        progress = Progress(self.iteration, self.progress.prepared_skip)
-        return vars(self) | {"_reader": None, "_workers_began": False, "progress": progress}
+        progress = replace(self.progress, passes=[])
+        return vars(self) | {"_reader": None, "_workers_had_begun": False, "progress": progress}
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
@@ -269,10 +269,10 @@ class DataLoaderShard(DataLoader):
         sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         state: dict[str, Any] = {}
-        if self.progress.is_within_epoch:
-            state["is_within_epoch"] = True
-        if self._reader is not None or self._workers_began:
-            state["workers_began"] = True
+        if self.progress.passes or self.progress.was_left:
+            state["was_left"] = True
+        if self._reader is not None or self._workers_had_begun:
+            state["workers_had_begun"] = True
         if not self.use_stateful_dataloader:
             if seed is not None:
                 state |= {"epoch": this_pass.start.epoch + int(this_pass.is_over), "sampler_seed": seed}
@@ -298,15 +298,15 @@ class DataLoaderShard(DataLoader):
             ValueError: if a stateful loader has stopped within an epoch, and its steps had another size or its sampler
                 another class.
         """
-        self._workers_began = self.persistent_workers and "workers_began" in state_dict
-        self.progress.is_interrupted = "is_within_epoch" in state_dict
-        self.progress.loaded = None
         sampler = self.samplers[-1]
+        position = None
         if self.use_stateful_dataloader and "steps_done" in state_dict:
-            self.progress.loaded = loaded_position(state_dict, self._sharing, type(sampler).__name__)
+            position = loaded_position(state_dict, self._sharing, type(sampler).__name__)
             load_generator_states(state_dict, sampler, self.generator)
             self._reader = None  # Workers that are there belong to another place.
-        self.iteration = state_dict.get("epoch", self.iteration) + int(state_dict.get("is_over", False))
+        self._workers_had_begun = self.persistent_workers and "workers_had_begun" in state_dict
+        next_epoch = state_dict.get("epoch", self.iteration) + int(state_dict.get("is_over", False))
+        self.progress.load(next_epoch, position, was_left="was_left" in state_dict)
         seed = state_dict.get("sampler_seed")
         if isinstance(sampler, SeedableRandomSampler) and seed is not None:  # the saved sampler may have had none
             sampler.initial_seed = seed
@@ -329,8 +329,8 @@ class DataLoaderShard(DataLoader):
     def _sharing(self) -> Sharing:
         shard = self.shard
         samplers = self.samplers if shard is None else sampler_chain(shard)
-        # As in the original, a SkipBatchSampler has no batch size, so `total_batch_size` may be None. A checkpoint has
-        # the size of the next sampler.
+        # As in the original, `total_batch_size` is None behind a SkipBatchSampler, which has no batch size. Checkpoints
+        # take that of the next sampler.
         batch_size = next((each.batch_size for each in samplers if getattr(each, "batch_size", None)), 1)
         if shard is None:  # It reads all batches: on one process, or those of all processes to dispatch them.
             state = PartialState()
@@ -395,22 +395,20 @@ class PassSampler:
         self._draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
         self._kept_steps: Iterator[Step] = iter(())
 
-    def visit(self, draw_steps: Callable[[], Iterator[Step]]) -> None:
-        """Let the next pass visit the steps that `draw_steps` draws. Workers that stay alive keep this object.
+    def read(self, reader: DataLoader, draw_steps: Callable[[], Iterator[Step]]) -> Iterator[Step]:
+        """The steps that `draw_steps` draws, each with its batch as `reader` reads it. This object is its sampler.
 
-        `draw_steps` must not hold the loader: in such a circle of references workers would end only when the garbage
-        collector runs, and torch waits five seconds for each.
+        `draw_steps` must not hold the prepared loader. Workers that stay alive keep this object, and in such a circle
+        of references they would end only when the garbage collector runs. Torch waits five seconds for each.
         """
         self._draw_steps = draw_steps
+        batches = iter(reader)  # This calls our `__iter__`, perhaps twice.
+        kept_steps = self._kept_steps
+        return (next(kept_steps)._replace(content=batch) for batch in batches)
 
     def __iter__(self) -> Iterator[Any]:
         steps, self._kept_steps = tee(self._draw_steps())
         return (step.content for step in steps)
-
-    def steps_with(self, batches: Iterator[Any]) -> Iterator[Step]:
-        """The steps of the pass, with the `batches` of torch's loader in the place of their sample numbers."""
-        for batch in batches:
-            yield next(self._kept_steps)._replace(content=batch)
 
 
 def _draw_and_note(index_sampler: Any, this_pass: Pass) -> Iterator[Step]:
