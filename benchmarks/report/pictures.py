@@ -11,10 +11,7 @@ COMPARISON = "results"
 # The functions that draw pictures, by the names of the record and of the picture's file. Each takes the record and the
 # path. `draw_link` draws nothing where the record has no group of its link.
 PICTURES: dict[str, dict[str, Callable[[dict, Path], None]]] = {
-    COMPARISON: {
-        "throughput.png": throughput_plot.draw_speeds,
-        "memory.png": memory_plot.draw_devices,
-    },
+    COMPARISON: {"throughput.png": throughput_plot.draw_speeds, "memory.png": memory_plot.draw_devices},
     "sharing": {"sharing.png": memory_plot.draw_sharing},
     "throughput": {"scaling.png": throughput_plot.draw_scaling},
     "overhead": {"overhead.png": overhead_plot.draw_overhead},

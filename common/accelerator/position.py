@@ -146,7 +146,11 @@ class Progress:
         """The last of `passes`; outside of a loop a new Pass that never begins, so that `state_dict` has one rule."""
         if self.passes:
             return self.passes[-1]
-        return Pass(self._loaded_within_epoch() or Position(self.epoch))
+        loaded = self.loaded
+        # Where it is over, the epoch that was loaded is the one before the next.
+        if loaded is not None and self.epoch - loaded.epoch in (0, int(loaded.is_over)):
+            return Pass(loaded)
+        return Pass(Position(self.epoch))
 
     def load(self, epoch: int, position: Position | None, was_left: bool) -> None:
         """Let the next pass follow a checkpoint."""
@@ -160,15 +164,16 @@ class Progress:
 
         Where it begins:
 
-            no position was loaded, or by hand      behind what the loader skips
+            no position was loaded within the epoch, or
+            the script goes on by hand              behind what the loader skips
             one was, and the loader skips
                 as prepared, or up to there         at this position, with the batch that was read ahead
                 to another step                     behind what it skips, in the order of the checkpoint
 
         It is the rest of an epoch of another run if that was left, and this pass leaves out more than was prepared.
         """
-        loaded = self._loaded_within_epoch()
-        if loaded is None:
+        loaded = self.loaded
+        if loaded is None or loaded.epoch != self.epoch or loaded.steps_done == 0:
             start = Position(self.epoch, steps_done=skip)
         elif skip == self.prepared_skip or skip == loaded.steps_done:
             start = loaded
@@ -185,10 +190,3 @@ class Progress:
         """Put it behind passes that a script has begun within it, and not ended."""
         self.passes.remove(this_pass)
         self.passes.append(this_pass)
-
-    def _loaded_within_epoch(self) -> Position | None:
-        """The position that was loaded, if it lies in the epoch that is next, and not at its beginning."""
-        loaded = self.loaded
-        if loaded is not None and loaded.epoch == self.epoch and loaded.steps_done > 0:
-            return loaded
-        return None

@@ -51,10 +51,7 @@ def rewind(sampler: Any, drawn_from: tuple[torch.Tensor, torch.Tensor | None]) -
 
 def generator_states(sampler: Any, loader_generator: torch.Generator | None) -> dict[str, torch.Tensor | None]:
     """The states of the generators that a loader draws from, beside torch's, for its `state_dict`."""
-    return {
-        "sampler_generator": state_of(generator_of(sampler)),
-        "loader_generator": state_of(loader_generator),
-    }
+    return {"sampler_generator": state_of(generator_of(sampler)), "loader_generator": state_of(loader_generator)}
 
 
 def load_generator_states(state: dict[str, Any], sampler: Any, loader_generator: torch.Generator | None) -> None:

@@ -84,12 +84,9 @@ def check_no_columns(batch: Any) -> None:
 
 
 def _are_lists_of(rows: int, entries: list) -> bool:
-    """True if the entries hold nothing but lists of so many entries: `[{"a": ["x", "y"]}, {"a": ["z", "w"]}]` for two.
-
-    Lists of one entry are rows and columns alike, and no columns here.
-    """
+    """True if the entries hold nothing but lists of so many: `[{"a": ["x", "y"]}, {"a": ["z", "w"]}]` for two."""
     inner = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
-    if rows == 1 or not all(map(is_list_of_entries, inner)):
+    if rows == 1 or not all(map(is_list_of_entries, inner)):  # A column of one row is a row, too.
         return False
     return set(map(len, inner)) == {rows}
 
@@ -159,10 +156,7 @@ def fill_up(batch: Any, first_rows: dict[str, Any], least_rows: int, row_lists: 
     for name, leaf in named_rows(batch, row_lists).items():
         if name not in first_rows:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
-        more_rows = first_rows[name]
-        if isinstance(leaf, torch.Tensor) and isinstance(more_rows, torch.Tensor):
-            more_rows = more_rows.to(leaf.device)  # Those of a checkpoint are on the CPU.
-        filled[name] = _join_rows(name, [leaf, *repeat(more_rows, copies)])
+        filled[name] = _join_rows(name, [leaf, *repeat(first_rows[name], copies)])
     return replace_leaves(batch, filled.values(), is_list_of_entries)
 
 

@@ -15,10 +15,7 @@ from common.small.ring import ring_messages
 
 RANKS = 4
 START = [[1, 2, 3, 4], [10, 20, 30, 40], [100, 200, 300, 400], [1000, 2000, 3000, 4000]]  # START[rank][part]
-WHAT_HAPPENS = {
-    "reduce-scatter": "receive a part and add it to your own",
-    "all-gather": "receive a sum and keep it",
-}
+WHAT_HAPPENS = {"reduce-scatter": "receive a part and add it to your own", "all-gather": "receive a sum and keep it"}
 
 
 class State(NamedTuple):

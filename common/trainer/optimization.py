@@ -26,10 +26,7 @@ def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) ->
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     with_decay = [parameter for name, parameter in trainable if name in decay_names]
     without_decay = [parameter for name, parameter in trainable if name not in decay_names]
-    groups = [
-        {"params": with_decay, "weight_decay": args.weight_decay},
-        {"params": without_decay, "weight_decay": 0.0},
-    ]
+    groups = [{"params": with_decay, "weight_decay": args.weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
     optimizer_class, arguments = optimizer_class_and_arguments(args)
     return optimizer_class(groups, **arguments)
 
@@ -154,11 +151,7 @@ def warmup_stable_decay(
         return 1.0
     elif step < decay_start + num_decay_steps:
         progress = (step - decay_start) / num_decay_steps
-        shapes = {
-            "linear": 1.0 - progress,
-            "cosine": wave(progress, num_cycles),
-            "1-sqrt": 1.0 - math.sqrt(progress),
-        }
+        shapes = {"linear": 1.0 - progress, "cosine": wave(progress, num_cycles), "1-sqrt": 1.0 - math.sqrt(progress)}
         factor = shapes[decay_type]
     else:
         return min_lr_ratio
