@@ -388,7 +388,6 @@ class PassSampler:
         random_(generator=…)                the seed; workers that stay alive draw it only when they begin
         iter(sampler), with new workers     the order of such a sampler again
         next(…) for the first batch         the order by the samplers of `sampler.py`, and any in a stateful loader
-
     """
 
     def __init__(self) -> None:
