@@ -15,12 +15,7 @@ from common.processes import Ranks
 NAMESPACES = Path("/var/run/netns")  # `ip netns add` makes a file for each of them here
 CLONE_NEWNET = 0x40000000  # in Linux's sched.h; Python has a name for it, and os.setns, from 3.12 on
 # A node has one rank. The address is that of rank 0's node, on which nothing else uses a port.
-VARIABLES = {
-    "MASTER_ADDR": ADDRESSES[0],
-    "GLOO_SOCKET_IFNAME": INTERFACE,
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-}
+VARIABLES = {"MASTER_ADDR": ADDRESSES[0], "GLOO_SOCKET_IFNAME": INTERFACE, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 @contextmanager

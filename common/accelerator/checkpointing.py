@@ -457,7 +457,10 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         saved.checkpoint.require_file(name)
     loader_states = saved.states | saved.rank_state.get("loaders", {})
     for name, loader in run.loaders_by_file().items():
-        loader.load_state_dict(loader_states.get(name, {}))
+        # With `even_batches=False` the last ranks end an epoch a step before rank 0, whose part says when it is over.
+        of_rank_0 = saved.states.get(name, {})
+        epoch = {key: value for key, value in of_rank_0.items() if key in ("epoch", "is_over")}
+        loader.load_state_dict(loader_states.get(name, {}) | epoch)
     for name, model in models_by_file.items():
         bare = innermost_model(model)
         weights = under_names_of(bare, _read_file(saved.checkpoint, name))

@@ -174,7 +174,7 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
     index_sampler = index_sampler_of(dataloader)
     if split_batches:
         check_split(getattr(index_sampler, "batch_size", None), num_processes)
-    if not getattr(dataloader, "in_order", True):
+    if not dataloader.in_order:
         logger.warning("a loader with in_order=False is read in order")
     if num_processes == 1:
         return

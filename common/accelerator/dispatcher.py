@@ -93,6 +93,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             check_rows(step.content, [])
         except ValueError:  # Without rows, or with some of each number, nothing is known of the step.
             return step
+        # A checkpoint has them, because several processes may go on from it.
         if this_pass.row_lists is None:
             this_pass.row_lists = lists_with_rows(step.content)
         self._keep_first_rows(step.content, this_pass)
@@ -102,7 +103,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         return step._replace(short_step=ShortStep((num_real,), num_real))
 
     def _draw_as_main_process(self, this_pass: Pass) -> None:
-        """Draw what torch's loader draws on the main process: in the original every process begins to read.
+        """Draw what torch's loader draws on the main process, and read nothing: in the original every process reads.
 
             draw in each pass         a seed                     the order
             without workers           all ranks                  rank 0 alone
@@ -148,7 +149,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             num_real = count_rows(batch)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
-                if next(batches, None) is not None:
+                if next(batches, None) is not None:  # It is not the last step.
                     raise ValueError(
                         f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
                     )

@@ -30,6 +30,10 @@ class Position(NamedTuple):
     row_lists: list[str] | None = None
     first_rows: dict[str, Any] | None = None
 
+    @property
+    def next_epoch(self) -> int:
+        return self.epoch + int(self.is_over)
+
 
 class Sharing(NamedTuple):
     """The process that a loader is for, how many processes share the data, and samples of all in a full step."""
@@ -124,14 +128,6 @@ class Progress:
         was_left: True if an epoch has begun and not come to its end, here or in the run that saved the checkpoint.
         was_loaded: True if a checkpoint was loaded since the last pass began.
         loaded: the position in it, if it is that of a stateful loader.
-
-    What happens to the last three:
-
-                                   was_left    was_loaded    loaded
-        a checkpoint is loaded     as saved    True          as saved
-        a pass begins              stays       False         None
-        it is left, or raises      True
-        it ends by itself          False
     """
 
     epoch: int = 0
@@ -147,14 +143,13 @@ class Progress:
         if self.passes:
             return self.passes[-1]
         loaded = self.loaded
-        # Where it is over, the epoch that was loaded is the one before the next.
-        if loaded is not None and self.epoch - loaded.epoch in (0, int(loaded.is_over)):
+        if loaded is not None and self.epoch in (loaded.epoch, loaded.next_epoch):
             return Pass(loaded)
         return Pass(Position(self.epoch))
 
-    def load(self, epoch: int, position: Position | None, was_left: bool) -> None:
+    def load(self, next_epoch: int, position: Position | None, was_left: bool) -> None:
         """Let the next pass follow a checkpoint."""
-        self.epoch = epoch
+        self.epoch = next_epoch
         self.was_left = was_left
         self.was_loaded = True
         self.loaded = position
@@ -164,11 +159,10 @@ class Progress:
 
         Where it begins:
 
-            no position was loaded within the epoch, or
-            the script goes on by hand              behind what the loader skips
-            one was, and the loader skips
-                as prepared, or up to there         at this position, with the batch that was read ahead
-                to another step                     behind what it skips, in the order of the checkpoint
+            `loaded` is None, or of another epoch    behind what the loader skips
+            else, if the loader skips
+                as prepared, or up to there          at this position, with the batch that was read ahead
+                to another step                      behind what it skips, in the order of the checkpoint
 
         It is the rest of an epoch of another run if that was left, and this pass leaves out more than was prepared.
         """
@@ -185,6 +179,16 @@ class Progress:
         this_pass = Pass(start, is_resumed)
         self.passes.append(this_pass)
         return this_pass
+
+    def end_pass(self, this_pass: Pass, was_left: bool) -> None:
+        """End the pass, which has come to its end or was left."""
+        self.passes.remove(this_pass)
+        if self.loaded is not None:  # It was loaded within the pass, and says where the next one begins.
+            return
+        self.was_left = was_left
+        # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
+        if not was_left and this_pass.steps_done > 0:
+            self.epoch += 1
 
     def make_current(self, this_pass: Pass) -> None:
         """Put it behind passes that a script has begun within it, and not ended."""

@@ -166,7 +166,7 @@ class BatchSamplerShard(BatchSampler):
                 yield group
 
     def _batches_of_one_size(self) -> Iterator[list]:
-        """All batches, without a smaller one that `drop_last` drops. Raise a ValueError where samples would be lost."""
+        """All batches, without a smaller one that `drop_last` drops. Raise a ValueError where they cannot be shared."""
         is_small = False
         for batch in self.batch_sampler:
             # With `even_batches` the batch before must have been a full one: only the last one can be filled up.
@@ -214,7 +214,6 @@ class SkipBatchSampler(BatchSampler):
         yield from islice(self.batch_sampler, self.skip_batches, None)
 
     def steps(self) -> Iterator[Step]:
-        """The batches as `steps_of` has them."""
         yield from islice(steps_of(self.batch_sampler), self.skip_batches, None)
 
     def __len__(self) -> int:

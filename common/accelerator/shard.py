@@ -108,6 +108,7 @@ class DataLoaderShard(DataLoader):
         progress = self.progress
         this_pass = progress.begin_pass(self.skip_batches)
         self.gradient_state._add_dataloader(self)
+        was_left = True
         try:
             steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
             following = next(steps, None)
@@ -119,14 +120,10 @@ class DataLoaderShard(DataLoader):
                 this_pass.advance(short_step, read_ahead=following)
                 progress.make_current(this_pass)
                 yield batch
+            was_left = False
         finally:
-            progress.passes.remove(this_pass)
-            progress.was_left = True
+            progress.end_pass(this_pass, was_left)
             self.gradient_state._remove_dataloader(self)
-        progress.was_left = False
-        # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
-        if this_pass.steps_done > 0:
-            progress.epoch += 1
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
         """The steps of the pass, each read when it is asked for."""
@@ -139,7 +136,11 @@ class DataLoaderShard(DataLoader):
         """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
 
         The interrupted run drew the seed of this pass before it saved. Torch's loader draws one again now. That second
-        draw must leave no trace, so all generators are restored afterwards.
+        draw must leave no trace, so all generators are restored afterwards. Within that block are drawn:
+
+            a stateful loader            the seed, the order, and what the batch draws that was read ahead
+            by hand, with workers        the seed, and the order, which follows from the epoch
+            by hand, without workers     the seed
         """
         is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
         if not is_known_order and this_pass.start.drawn_from is None:
@@ -151,11 +152,13 @@ class DataLoaderShard(DataLoader):
             )
             return self._begin_reading(this_pass)
         sampler = self.samplers[-1]
+        generator = self.generator
         if isinstance(sampler, SeedableRandomSampler):  # Its generator is seeded anew, and workers draw from it now.
+            generator = None if generator is sampler.generator else generator
             sampler = None
-        with restored_generators(self.device, sampler, self.generator):
+        with restored_generators(self.device, sampler, generator):
             steps = self._begin_reading(this_pass)
-            if self.use_stateful_dataloader:
+            if self.use_stateful_dataloader:  # The order is drawn here, with the first step.
                 steps = put_back_read_ahead(this_pass.start.read_ahead, steps)
             return steps
 
@@ -225,7 +228,7 @@ class DataLoaderShard(DataLoader):
             return -1
         try:
             return self.total_dataset_length % step_size
-        except (TypeError, NotImplementedError):  # The data set has no length, or does not know it.
+        except Exception:  # As in the original: the data set has no length, or does not know it.
             return -1
 
     @property
@@ -254,7 +257,7 @@ class DataLoaderShard(DataLoader):
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
-        rest = copy.copy(self)
+        rest = copy.copy(self)  # It has workers of its own, which begin in a run that is not interrupted too.
         rest.skip_batches += num_batches
         rest.progress = self.progress
         return rest
@@ -275,7 +278,7 @@ class DataLoaderShard(DataLoader):
             state["workers_had_begun"] = True
         if not self.use_stateful_dataloader:
             if seed is not None:
-                state |= {"epoch": this_pass.start.epoch + int(this_pass.is_over), "sampler_seed": seed}
+                state |= {"epoch": this_pass.start.epoch, "is_over": this_pass.is_over, "sampler_seed": seed}
             return state
         return {
             **state,
@@ -354,7 +357,6 @@ class DataLoaderShard(DataLoader):
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples in the whole data set."""
         dataset: Any = self.dataset
         if isinstance(dataset, StreamShard):
             dataset = dataset.dataset
