@@ -174,20 +174,20 @@ class Progress:
         else:
             start = loaded._replace(steps_done=skip, is_over=False, read_ahead=None)
         is_resumed = self.was_loaded and self.was_left and start.steps_done > self.prepared_skip
+        self.was_left = True
         self.was_loaded = False
         self.loaded = None
         this_pass = Pass(start, is_resumed)
         self.passes.append(this_pass)
         return this_pass
 
-    def end_pass(self, this_pass: Pass, was_left: bool) -> None:
-        """End the pass, which has come to its end or was left."""
-        self.passes.remove(this_pass)
-        if self.loaded is not None:  # It was loaded within the pass, and says where the next one begins.
+    def end_epoch(self, this_pass: Pass) -> None:
+        """Go on to the next epoch, because the pass has come to its end."""
+        if self.was_loaded:  # That was within the pass, and the checkpoint says where the next one begins.
             return
-        self.was_left = was_left
+        self.was_left = False
         # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
-        if not was_left and this_pass.steps_done > 0:
+        if this_pass.steps_done > 0:
             self.epoch += 1
 
     def make_current(self, this_pass: Pass) -> None:

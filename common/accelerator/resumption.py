@@ -101,7 +101,7 @@ def saved_leaves(batch: Any) -> list | None:
     for leaf in leaves(batch):
         if type(leaf) is torch.Tensor:  # Files with other classes would not be loaded.
             saved.append(leaf.detach().cpu().clone())  # A part of a larger tensor would be saved with all of it.
-        elif f"{type(leaf).__module__}.{type(leaf).__name__}" == "numpy.ndarray" and leaf.dtype.kind in "biufc":
+        elif type(leaf).__module__ == "numpy" and type(leaf).__name__ != "memmap" and leaf.dtype.kind in "biufc":
             saved.append(leaf.copy())
         else:
             saved.append(leaf if type(leaf) in (bool, int, float, complex, str, bytes) else None)

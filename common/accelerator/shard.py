@@ -108,7 +108,6 @@ class DataLoaderShard(DataLoader):
         progress = self.progress
         this_pass = progress.begin_pass(self.skip_batches)
         self.gradient_state._add_dataloader(self)
-        was_left = True
         try:
             steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
             following = next(steps, None)
@@ -120,10 +119,10 @@ class DataLoaderShard(DataLoader):
                 this_pass.advance(short_step, read_ahead=following)
                 progress.make_current(this_pass)
                 yield batch
-            was_left = False
         finally:
-            progress.end_pass(this_pass, was_left)
+            progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
+        progress.end_epoch(this_pass)
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
         """The steps of the pass, each read when it is asked for."""
@@ -175,7 +174,8 @@ class DataLoaderShard(DataLoader):
         draw_steps = partial(steps_of, order)
         if self.use_stateful_dataloader:  # The states are noted right before the draw, at the first step.
             draw_steps = partial(_draw_and_note, order, this_pass)
-        return index_sampler_of(reader).read(reader, draw_steps)
+        pass_sampler = index_sampler_of(reader)
+        return pass_sampler.read(reader, draw_steps)
 
     def _rest_of_order(self, this_pass: Pass) -> Any:
         skipped_batches = this_pass.start.steps_done * self.batches_read_per_step

@@ -168,6 +168,15 @@ def test_seed_and_epoch_of_a_seedable_sampler_come_back(saved_at, skipped, next_
         assert gathered([loader]) == seeded_order(N, seed=1, epoch=epoch)
 
 
+def test_after_a_load_within_a_loop_the_saved_epoch_comes_next(tmp_path):
+    accelerator, loader = seedable(1)
+    accelerator.save_state(tmp_path / "c")
+    assert len(list(loader)) == 6
+    for _ in loader:
+        accelerator.load_state(tmp_path / "c")
+    assert gathered([loader]) == seeded_order(N, seed=1, epoch=0)
+
+
 @pytest.mark.parametrize("stateful", [False, True])
 def test_after_a_checkpoint_at_the_last_step_comes_a_whole_epoch(stateful, tmp_path):
     """A script that computes `first_epoch = step // len(loader)` begins with the next epoch."""
