@@ -159,7 +159,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                     share += 1
                     batch = fill_up(batch, this_pass.first_rows, share * world_size, this_pass.row_lists)
             short_step = None
-            if num_real != self.total_batch_size:
+            if num_real != self.total_batch_size or extra_rows > 0:
                 rows = (share,) * world_size
                 short_step = ShortStep(rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
