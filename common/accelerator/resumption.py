@@ -65,7 +65,6 @@ def load_generator_states(state: dict[str, Any], sampler: Any, loader_generator:
 
 
 def state_of(generator: torch.Generator | None) -> torch.Tensor | None:
-    """The state of the generator, if there is one."""
     return None if generator is None else generator.get_state()
 
 

@@ -36,7 +36,6 @@ class ShortStep(NamedTuple):
     num_real_all_ranks: int
 
     def num_real(self, rank: int) -> int:
-        """Real samples in the batch of process `rank`."""
         left = self.num_real_all_ranks - sum(self.rows[:rank])
         return min(max(left, 0), self.rows[rank])
 

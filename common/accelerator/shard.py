@@ -200,7 +200,6 @@ class DataLoaderShard(DataLoader):
 
     @property
     def gradient_state(self) -> GradientState:
-        """The GradientState of this process, which knows the loops over prepared loaders."""
         return GradientState()
 
     @property
