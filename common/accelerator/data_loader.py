@@ -125,7 +125,6 @@ def prepare_data_loader(
         shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
         order_generator = generator_of(dataset)
         dataset = StreamShard(dataset, shard)
-        # A script sees the batch size of one process.
         loading = loading_arguments(dataloader, None) | {"batch_size": shard.samples_per_process}
     else:
         order_generator = _generator_for_all(index_sampler, use_seedable_sampler, rng_types)

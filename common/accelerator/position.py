@@ -148,7 +148,6 @@ class Progress:
         return Pass(Position(self.epoch))
 
     def load(self, next_epoch: int, position: Position | None, was_left: bool) -> None:
-        """Let the next pass follow a checkpoint."""
         self.epoch = next_epoch
         self.was_left = was_left
         self.was_loaded = True
