@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 from common.doctor import checks, launch, report, run_script
+from common.doctor.answers import Right
+from common.doctor.checks.end import rank_with_own_error
 from common.errors import fail
 from common.flag_types import number, positive
 
@@ -18,7 +20,8 @@ def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m common.doctor", description=__doc__.splitlines()[0])
     flag = parser.add_argument
     flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
-    flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
+    steps = "optimizer steps after which to end it (none: its own end); the weights after the last one are not compared"
+    flag("--steps", type=positive, metavar="N", help=steps)
     hang = "the script hangs if for S seconds no rank reads a batch, computes, steps, saves or calls a collective (120)"
     flag("--time-out", type=positive, default=120, metavar="S", help=hang)
     flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
@@ -36,6 +39,10 @@ def examine(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         command = [run_script.__file__, folder, str(options.steps), str(options.script), *options.arguments]
         records = launch.observe(command, options.processes, Path(folder), options.time_out)
+        crashed = rank_with_own_error(records)
+        if crashed:
+            log = Path(folder, f"rank{crashed.rank}", launch.LOG).read_text(errors="replace").splitlines()
+            print(f"The end of rank {crashed.rank}'s output:", *log[-20:], "", sep="\n", file=sys.stderr)
     seconds = time.monotonic() - started
     reason = checks.why_nothing_was_examined(records)
     print(report.summary(options.script.name, records, seconds), end="\n\n")
@@ -46,7 +53,8 @@ def examine(options: argparse.Namespace) -> int:
     print(*report.lines(answers, records), sep="\n")
     if report.findings(answers):
         return 1
-    return 2 if report.has_failed(answers, records) else 0
+    examined = any(answers[topic] == Right() for topic in checks.CHECKS)
+    return 0 if examined and not report.has_failed(answers, records) else 2
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.doctor.record import FILE, PROGRESS, Record, read
+from common.doctor.record import FILE, PROGRESS, End, Record, read
 from common.launch import free_port, rank_variables
 
 POLL_SECONDS = 0.2
@@ -124,16 +124,25 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
     file = rank.folder / FILE
     record = read(file) if file.exists() else Record(rank.number)
     record.last_printed = (rank.folder / LOG).read_text(errors="replace").strip().split("\n")[-1]
-    end = record.end
-    exit_code = rank.process.returncode
-    if was_stopped and end.reason != "crash":
-        end.reason = "stopped"
-    elif exit_code != 0 and end.reason in (None, "finished"):  # it was killed, left by os._exit, or died at its exit
-        end.was_killed = end.reason is None
-        end.after_last_line = end.reason == "finished"
-        when = "after its last line, " if end.after_last_line else ""
-        end.reason = "crash"
-        cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
-        end.text = f"{when}{cause}: last printed: {record.last_printed}"
-    # Else the reason stays as noted: a crash, "steps" or "finished", and None after os._exit(0).
+    record.end = end_of(record.end, rank.process.returncode, was_stopped, record.last_printed)
     return record
+
+
+def end_of(noted: End, exit_code: int, was_stopped: bool, last_printed: str) -> End:
+    """The end of a rank, by what it has noted itself and by the end of its process.
+
+    noted     process    the end
+    None      failed     crash, was_killed: by a signal, or it left by os._exit(1)
+    finished  failed     crash, after_last_line: it died at its exit
+    no crash  was ended  stopped
+    the rest             as noted
+    """
+    if was_stopped and noted.reason != "crash":
+        return End("stopped")
+    if exit_code == 0 or noted.reason not in (None, "finished"):
+        return noted
+    after_last_line = noted.reason == "finished"
+    when = "after its last line, " if after_last_line else ""
+    cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
+    text = f"{when}{cause}: last printed: {last_printed}"
+    return End("crash", text, was_killed=not after_last_line, after_last_line=after_last_line)

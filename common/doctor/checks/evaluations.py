@@ -26,10 +26,12 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
 
 
 def _gathers(record: Record, evaluation: Epoch) -> bool:
-    """True if the rank gathers during an evaluation, or first of all after its last batch."""
+    """True if the rank gathers during an evaluation, or in the collectives after it, up to the next batch."""
     first = evaluation.batches[0].collectives
     last = evaluation.batches[-1].collectives
-    return any("gather" in call.name for call in record.collectives[first : last + 1])
+    later = [batch.collectives for epoch in record.epochs for batch in epoch.batches if batch.collectives > last]
+    end = min(later, default=len(record.collectives))
+    return any("gather" in call.name for call in record.collectives[first:end])
 
 
 def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> Answer:

@@ -1,6 +1,7 @@
 """`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
 
 from itertools import groupby
+from typing import Literal
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, trained_networks
@@ -11,41 +12,49 @@ from common.weights import max_difference
 # On CPUs ranks that average have equal bits.
 TOLERANCE = 1e-6
 NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
+State = Literal["equal", "apart", "not finite"]  # that of the ranks' weights after a step
 
 
 def check_same_weights(records: list[Record]) -> Answer:
     answers = [_weights(networks, records) for networks in trained_networks(records)]
-    return overall(answers, "no network with the same parameters was trained on all ranks")
+    return overall(answers, "no network with the same parameters was called in training mode on all ranks")
 
 
 def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
     by_step = differences_by_step([network.weights for network in networks])
     steps = [step for step in by_step if step <= len(corresponding_steps(records))]
     if not steps:
-        return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
-    apart = [step for step in steps if by_step[step]]
-    if not apart:
-        return Right()
+        return NotExamined("no forward in training after a step was seen on all ranks, or no rank has whole parameters")
+    states: dict[int, State] = {step: _state(by_step[step], networks[0].weights[step]) for step in steps}
+    if "apart" not in states.values():
+        return Right() if "equal" in states.values() else NotExamined("the weights are not finite")
+    early: list[State] = [state for step, state in states.items() if step <= EACH_STEP_UNTIL and state != "not finite"]
+    ended, unfinished = _stretches_apart(early)
+    if ended and unfinished <= max(ended):
+        return Right() if len(ended) > 1 else NotExamined("the weights were equal again once: an average comes twice")
+    first = next(step for step in steps if by_step[step])
+    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, records)
+
+
+def _state(differences: dict[str, float], weights: Tensors) -> State:
+    if differences:
+        return "apart"
     # Ranks that differed may all end in nans, which are equal and wrong.
-    equal = [step for step in steps if not by_step[step] and _are_finite(networks[0].weights[step])]
-    if _are_averaged([step in equal for step in sorted(apart + equal) if step <= EACH_STEP_UNTIL]):
-        return Right()
-    return _with_cause(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
+    return "equal" if all(tensor.isfinite().all() for tensor in weights.values()) else "not finite"
 
 
-def _are_averaged(equal: list[bool]) -> bool:
-    """True if the ranks may average their weights every n-th step, by whether they are equal after each step:
+def _stretches_apart(states: list[State]) -> tuple[list[int], int]:
+    """The lengths of the stretches of steps apart that have ended in equality, and that of the last, unfinished one.
 
-    apart apart equal apart apart equal apart  n may be 3
-    apart equal apart apart apart apart apart  they have been equal once, as where the script loads weights
+    If the ranks average their weights every n-th step, the unfinished one is not longer than those that have ended:
+
+    apart apart equal apart apart equal apart  [2, 2] and 1: n may be 3
+    apart equal apart apart apart apart apart  [1] and 5: equal once, as where the script loads weights
     """
-    stretches = [len(list(steps)) for is_equal, steps in groupby(equal) if not is_equal]  # 2 2 1, and 1 5
-    ended = stretches[:-1] if equal[-1:] == [False] else stretches
-    return bool(ended) and stretches[-1] <= max(ended)
-
-
-def _are_finite(tensors: Tensors) -> bool:
-    return all(tensor.isfinite().all() for tensor in tensors.values())
+    stretches = [len(list(steps)) for state, steps in groupby(states) if state == "apart"]
+    if states[-1:] == ["apart"]:
+        return stretches[:-1], stretches[-1]
+    return stretches, 0
 
 
 def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Answer:
@@ -66,7 +75,7 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     if not any(network.wrapped for network in networks):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
-            f"wrap it, and train the wrapper, or average the weights (seen if at least every {EACH_STEP_UNTIL} steps); "
+            f"wrap it, and train the wrapper, or average the weights (seen up to every {EACH_STEP_UNTIL // 2} steps); "
             "a part of a larger model, as a stage of a pipeline, is meant to differ",
             pitfall="forward_through_module",
         )

@@ -1,7 +1,7 @@
 """The contents of a batch: its tensors, and fingerprints of its samples, by which the samples of ranks are compared."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,16 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, list | tuple):
         for part in batch:
             yield from tensors_in(part)
+
+
+def count_samples(arguments: Iterable[Any]) -> int:
+    """The number of samples that a network is called with: the rows of the first tensor, or the images of a list."""
+    for argument in arguments:
+        if isinstance(argument, list):
+            return len(argument)
+        for tensor in tensors_in(argument):
+            return len(tensor)
+    return 0
 
 
 def contents(batch: Any, count: int) -> list[Content]:

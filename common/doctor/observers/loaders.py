@@ -52,22 +52,10 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", after=self.after_batch, failed=self.after_error)
 
     def batch_in_use(self) -> Batch | None:
-        """The batch that a forward is taken to be with: the newest one, while the script reads its loader.
-
-        for batch in loader: net(batch)                 each forward is with its batch
-        net(next(iter(loader)))                         the first forward is with this only batch: nobody reads on
-        for after in loader: net(batch); batch = after  look-ahead, as in accelerate: each forward counts for `after`,
-                                                        and the last one, behind the loop, for none
-        """
-        if self._newest is None:
+        """The batch for which a forward counts: the newest one, while the script reads its loader (see `Batch`)."""
+        if self._newest is None or self._newest.iterator() is None or self._newest.epoch.complete:
             return None
-        epoch = self._newest.epoch
-        newest = epoch.batches[-1]
-        is_read = self._newest.iterator() is not None and not epoch.complete
-        is_unused = not newest.forwards and not newest.evaluated
-        if is_read or (len(epoch.batches) == 1 and is_unused):
-            return newest
-        return None
+        return self._newest.epoch.batches[-1]
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         self._data_sets[id(loader.dataset)] = loader.dataset
@@ -100,6 +88,8 @@ class LoaderObserver:
     def after_error(self, error: BaseException, iterator: Any) -> None:
         if isinstance(error, StopIteration):
             self._readings[iterator].epoch.complete = True
+        elif self._readings[iterator].asked:  # the script may read on, behind the batch that has failed
+            self._readings[iterator].asked.popleft()
 
 
 def _epoch(loader: DataLoader) -> Epoch:

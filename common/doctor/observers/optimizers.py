@@ -1,7 +1,6 @@
 """Optimizers: their steps, and their parameters beside those of the networks."""
 
 import itertools
-import math
 import os
 import weakref
 from typing import Any
@@ -38,8 +37,7 @@ class OptimizerObserver:
         rates = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
-            is_unknown = rate is None or math.isnan(rate)
-            rates.append(None if is_unknown else float(rate))
+            rates.append(None if rate is None else float(rate))
         forwards = sum(network.forwards for network in self._record.networks)
         has_gradient = any(part.grad is not None for group in optimizer.param_groups for part in group["params"])
         if not forwards and not (has_gradient and any(rates)):

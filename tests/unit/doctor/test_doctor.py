@@ -96,7 +96,8 @@ def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
 def ask(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     """The doctor's exit code and report, from this process, which has imported torch already."""
     code = program.main([*map(str, arguments)])
-    return code, unwrapped(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    return code, unwrapped(out + err)
 
 
 @pytest.mark.slow
@@ -186,11 +187,12 @@ def test_the_templates_are_healthy(level, tmp_path, capsys):
 def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys):
     script = tmp_path / "script.py"
     is_as_by_torchrun = "torch.distributed.is_torchelastic_launched()"
-    script.write_text(f"import torch\n\nassert {is_as_by_torchrun}\ntorch.multiprocessing.spawn(print, nprocs=2)\n")
+    script.write_text(f"import torch\n\nprint('started')\nassert {is_as_by_torchrun}\ntorch.multiprocessing.spawn(print, nprocs=2)\n")
     code, text = ask(capsys, script)
     assert code == 2, text
     assert "Nothing was examined: " in text
-    assert "the script starts its own processes with torch.multiprocessing" in text
+    assert "rank 0 crashed: train.py" in text.replace("script.py", "train.py")
+    assert text.index("started") < text.index("the script starts its own processes with torch.multiprocessing")
 
 
 @pytest.mark.slow
