@@ -4,6 +4,7 @@ It exits with 1 if there is a finding, else with 2 if nothing could be examined,
 """
 
 import argparse
+import functools
 import sys
 import tempfile
 import time
@@ -19,18 +20,14 @@ from common.flag_types import number, positive
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m common.doctor", description=__doc__.splitlines()[0])
     flag = parser.add_argument
+    several = functools.partial(number, kind=int, description="at least 2: the doctor compares ranks", least=2)
     flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
-    steps = "optimizer steps after which to end it (none: its own end); the weights after the last one are not compared"
-    flag("--steps", type=positive, metavar="N", help=steps)
+    flag("--steps", type=positive, metavar="N", help="to end it after N optimizer steps, the last one not compared")
     hang = "the script hangs if for S seconds no rank reads a batch, computes, steps, saves or calls a collective (120)"
     flag("--time-out", type=positive, default=120, metavar="S", help=hang)
     flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
     flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
     return parser.parse_args(argv)
-
-
-def several(text: str) -> int:
-    return number(text, int, "at least 2: the doctor compares ranks", 2)
 
 
 def examine(options: argparse.Namespace) -> int:

@@ -83,17 +83,14 @@ def _wait(ranks: list[Rank], patience: float) -> None:
         if newest != state:
             state = newest
             changed = time.monotonic()
-        if time.monotonic() - changed > _limit(has_crashed, running, patience):
+        limit = patience
+        if has_crashed:  # the others may wait for that rank in vain
+            limit = SECONDS_AFTER_A_CRASH
+        elif any(_last_progress(rank) is None for rank in running):
+            limit = max(patience, SECONDS_TO_START)
+        if time.monotonic() - changed > limit:
             return
         time.sleep(POLL_SECONDS)
-
-
-def _limit(has_crashed: bool, running: list[Rank], patience: float) -> float:
-    if has_crashed:  # the others may wait for that rank in vain
-        return SECONDS_AFTER_A_CRASH
-    if any(_last_progress(rank) is None for rank in running):
-        return max(patience, SECONDS_TO_START)
-    return patience
 
 
 def _last_progress(rank: Rank) -> int | None:
@@ -129,20 +126,20 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
 
 
 def end_of(noted: End, exit_code: int, was_stopped: bool, last_printed: str) -> End:
-    """The end of a rank, by what it has noted itself and by the end of its process.
+    """The end of a rank, by what it has noted itself and how its process ended.
 
-    noted     process    the end
-    None      failed     crash, was_killed: by a signal, or it left by os._exit(1)
-    finished  failed     crash, after_last_line: it died at its exit
-    no crash  was ended  stopped
-    the rest             as noted
+    noted     process      the end
+    no crash  was stopped  stopped
+    None      has failed   crash
+    finished  has failed   crash, after_last_line
+    the rest               as noted
     """
     if was_stopped and noted.reason != "crash":
         return End("stopped")
     if exit_code == 0 or noted.reason not in (None, "finished"):
         return noted
-    after_last_line = noted.reason == "finished"
-    when = "after its last line, " if after_last_line else ""
     cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
-    text = f"{when}{cause}: last printed: {last_printed}"
-    return End("crash", text, was_killed=not after_last_line, after_last_line=after_last_line)
+    text = f"{cause}: last printed: {last_printed}"
+    if noted.reason is None:
+        return End("crash", text)
+    return End("crash", f"after its last line, {text}", after_last_line=True)

@@ -25,17 +25,15 @@ Reason = Literal["finished", "steps", "crash", "stopped"]
 
 @dataclass
 class Batch:
-    """A batch of a DataLoader. A forward counts for the newest one, while the script reads its loader:
+    """A batch of a DataLoader, and the forwards with it: a forward counts for the newest batch, in the loader's loop.
 
-    for batch in loader: net(batch)                 each forward counts for its batch
-    for after in loader: net(batch); batch = after  look-ahead, as in accelerate: each forward counts for `after`, and
-                                                    the last one, behind the loop, for none. So the first batch has none
+    In `for after in loader: net(batch); batch = after`, a look-ahead as in accelerate, it counts for `after`. The last
+    one, behind the loop, counts for none, and the first batch has none.
     """
 
     samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
-    collectives: int = 0  # the number of calls of collectives before it
     forwards: list[int] = field(default_factory=list)  # the number of samples in each of its forwards in training
     evaluated: bool = False  # True if a network was called with it in evaluation mode, or without gradients
 
@@ -57,6 +55,7 @@ class Epoch:
     data_set_length: int | None  # the whole data set's, of which a `Subset` has a part; None if it has none
     numbers: Sequence[int] = ()  # those of the samples that the loader can read: all, or the part of a `Subset`
     complete: bool = False  # True if the loader came to the end of its data
+    gathers: bool = False  # True if a collective gathered from all ranks before the next epoch began
     batches: list[Batch] = field(default_factory=list)
 
     @property
@@ -114,7 +113,6 @@ class End:
     reason: Reason | None = None  # None while it runs, and if it has left by `os._exit(0)`
     # After a crash one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
     text: str = ""
-    was_killed: bool = False  # True if the rank has not noted the crash itself, so its last steps may be missing
     after_last_line: bool = False  # True if it crashed once the script had come to its last line
 
 
@@ -147,13 +145,9 @@ class Record:
     def training_epochs(self) -> list[Epoch]:
         """The epochs in which an optimizer steps before they end, or before the next one begins: a dry run is none."""
         called = [epoch for epoch in self.epochs if epoch.is_training]
-        steps_at_next = [epoch.batches[0].steps for epoch in called[1:]]
-        steps_at_next.append(len(self.steps))
-        trained = []
-        for epoch, steps in zip(called, steps_at_next, strict=False):
-            if max(steps, epoch.batches[-1].steps) > epoch.batches[0].steps:
-                trained.append(epoch)
-        return trained
+        steps_at_next = [*[epoch.batches[0].steps for epoch in called[1:]], len(self.steps)]
+        pairs = zip(called, steps_at_next, strict=False)
+        return [epoch for epoch, steps in pairs if max(steps, epoch.batches[-1].steps) > epoch.batches[0].steps]
 
     @property
     def evaluations(self) -> list[Epoch]:

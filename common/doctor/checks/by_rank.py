@@ -37,7 +37,8 @@ def ended_with_fewer_batches(epochs: tuple[Epoch, ...]) -> Epoch | None:
     """The epoch of the rank that came to its end with fewer batches than another one has read, if there is one."""
     batches = [len(epoch.batches) for epoch in epochs]
     shortest = epochs[batches.index(min(batches))]
-    return shortest if shortest.complete and max(batches) > min(batches) else None
+    is_uneven = max(batches) > min(batches)
+    return shortest if is_uneven and shortest.complete else None
 
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:

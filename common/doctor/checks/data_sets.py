@@ -12,14 +12,14 @@ from common.doctor.record import Record
 
 
 def check_data_sets(records: list[Record]) -> Answer:
-    by_epoch = list(filter(read_parts_of_one_order, across_ranks(record.training_epochs for record in records)))
-    if not by_epoch:
+    shared_out = list(filter(read_parts_of_one_order, across_ranks(record.training_epochs for record in records)))
+    if not shared_out:
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
-    by_rank = []  # for each rank its epochs with the first data set
-    for epochs_of_rank in zip(*by_epoch, strict=True):
-        by_rank.append([epoch for epoch in epochs_of_rank if epoch.data_set == epochs_of_rank[0].data_set])
-    reread_by_same_rank = [pair for earliest, *later in by_rank for pair in read_twice([earliest], later)]
-    first, *others = by_rank
+    data_set = shared_out[0][0].data_set
+    of_one_data_set = [epochs for epochs in shared_out if epochs[0].data_set == data_set]
+    epochs_by_rank = list(map(list, zip(*of_one_data_set, strict=True)))
+    reread_by_same_rank = [pair for earliest, *later in epochs_by_rank for pair in read_twice([earliest], later)]
+    first, *others = epochs_by_rank
     reread_by_another_rank = [pair for epochs in others for pair in read_twice(first, epochs)]
     if min(len(reread_by_same_rank), len(reread_by_another_rank)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")

@@ -1,7 +1,6 @@
 """`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
 
 from itertools import groupby
-from typing import Literal
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, trained_networks
@@ -12,7 +11,6 @@ from common.weights import max_difference
 # On CPUs ranks that average have equal bits.
 TOLERANCE = 1e-6
 NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
-State = Literal["equal", "apart", "not finite"]  # that of the ranks' weights after a step
 
 
 def check_same_weights(records: list[Record]) -> Answer:
@@ -25,36 +23,37 @@ def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
     steps = [step for step in by_step if step <= len(corresponding_steps(records))]
     if not steps:
         return NotExamined("no forward in training after a step was seen on all ranks, or no rank has whole parameters")
-    states: dict[int, State] = {step: _state(by_step[step], networks[0].weights[step]) for step in steps}
-    if "apart" not in states.values():
-        return Right() if "equal" in states.values() else NotExamined("the weights are not finite")
-    early: list[State] = [state for step, state in states.items() if step <= EACH_STEP_UNTIL and state != "not finite"]
-    ended, unfinished = _stretches_apart(early)
-    if ended and unfinished <= max(ended):
-        return Right() if len(ended) > 1 else NotExamined("the weights were equal again once: an average comes twice")
-    first = next(step for step in steps if by_step[step])
-    return _with_cause(f"{_in_words(by_step[first])} after step {first}", networks, records)
-
-
-def _state(differences: dict[str, float], weights: Tensors) -> State:
-    if differences:
-        return "apart"
+    apart = [step for step in steps if by_step[step]]
     # Ranks that differed may all end in nans, which are equal and wrong.
-    return "equal" if all(tensor.isfinite().all() for tensor in weights.values()) else "not finite"
+    equal = [step for step in steps if not by_step[step] and _are_finite(networks[0].weights[step])]
+    if not apart:
+        return Right() if equal else NotExamined("the weights are not finite")
+    early = sorted(step for step in apart + equal if step <= EACH_STEP_UNTIL)
+    averages = _averages([step in equal for step in early])
+    if averages == 1:
+        return NotExamined("the weights differed and were equal again, but only once: they may be averaged")
+    if averages:
+        return Right()
+    return _with_cause(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
 
 
-def _stretches_apart(states: list[State]) -> tuple[list[int], int]:
-    """The lengths of the stretches of steps apart that have ended in equality, and that of the last, unfinished one.
+def _averages(are_equal: list[bool]) -> int:
+    """How often the ranks may have averaged their weights, by whether these are equal after each step.
 
-    If the ranks average their weights every n-th step, the unfinished one is not longer than those that have ended:
+    An average ends a stretch of steps apart. The last stretch may not have ended, but is not longer than the others:
 
-    apart apart equal apart apart equal apart  [2, 2] and 1: n may be 3
-    apart equal apart apart apart apart apart  [1] and 5: equal once, as where the script loads weights
+    apart apart equal apart apart equal apart  2
+    apart equal apart apart apart apart apart  0: they have been equal once, as where the script loads weights
     """
-    stretches = [len(list(steps)) for state, steps in groupby(states) if state == "apart"]
-    if states[-1:] == ["apart"]:
-        return stretches[:-1], stretches[-1]
-    return stretches, 0
+    stretches = [len(list(steps)) for is_equal, steps in groupby(are_equal) if not is_equal]  # 2 2 1, and 1 5
+    ended = stretches if are_equal[-1:] == [True] else stretches[:-1]
+    if not ended or stretches[-1] > max(ended):
+        return 0
+    return len(ended)
+
+
+def _are_finite(tensors: Tensors) -> bool:
+    return all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Answer:

@@ -43,11 +43,8 @@ def check_schedule(records: list[Record]) -> Answer:
     if not changing:
         return NotExamined("no change of a learning rate was seen")
     for rates in changing:
-        zeros = 0
-        for of_step in reversed(rates):
-            if any(rate != 0 for rate in of_step):
-                break
-            zeros += 1
+        not_zero = [step for step, of_step in enumerate(rates, start=1) if any(rate != 0 for rate in of_step)]
+        zeros = len(rates) - max(not_zero, default=0)
         if zeros >= TRAILING_ZEROS:
             return Finding(
                 f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",

@@ -1,10 +1,9 @@
 """The contents of a batch: its tensors, and fingerprints of its samples, by which the samples of ranks are compared."""
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,14 +25,11 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
 
 
-def count_samples(arguments: Iterable[Any]) -> int:
-    """The number of samples that a network is called with: the rows of the first tensor, or the images of a list."""
-    for argument in arguments:
-        if isinstance(argument, list):
-            return len(argument)
-        for tensor in tensors_in(argument):
-            return len(tensor)
-    return 0
+def count_samples(inputs: tuple, keywords: dict | None) -> int:
+    """The number of samples that a network is called with: the images of a list, or the rows of the first tensor."""
+    if inputs and isinstance(inputs[0], list):
+        return len(inputs[0])
+    return len(next(tensors_in((inputs, keywords)), ()))
 
 
 def contents(batch: Any, count: int) -> list[Content]:
@@ -54,9 +50,6 @@ def contents(batch: Any, count: int) -> list[Content]:
 
 def _fingerprint(row: Tensor) -> int:
     values = row.detach().resolve_conj().cpu().flatten()
-    if len(values) > 1 and row.dtype in (torch.int32, torch.int64):
-        # Without the 0 or -100 that fill up a text in a batch of longer ones.
-        values = torch.from_numpy(np.trim_zeros(values.clamp(min=0).numpy(), "b"))
     stride = max(1, len(values) // VALUES_PER_TENSOR)
     raw_bytes = values[::stride].contiguous().view(torch.uint8)
     return zlib.crc32(raw_bytes.numpy().tobytes())

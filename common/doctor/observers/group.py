@@ -25,6 +25,8 @@ def install(recorder: Recorder, script: Path) -> None:
             line = script_line(sys._getframe(), script) or "?"
             collectives = recorder.record.collectives
             collectives.append(Call(name, line))
+            if "gather" in name and recorder.record.epochs:
+                recorder.record.epochs[-1].gathers = True
             if len(collectives) <= MAX_WRITES:  # this very call may abort the process
                 recorder.write()
 

@@ -22,15 +22,11 @@ MAX_FINGERPRINTS = 4096  # the samples of an epoch that get one
 
 @dataclass
 class Reading:
-    """An epoch that is being read.
-
-    A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
-    wait in `asked` until their batch is handed out.
-    """
+    """An epoch that is being read. A loader with workers asks for the numbers of several batches ahead."""
 
     epoch: Epoch
     iterator: weakref.ref  # it goes when the script leaves its loop
-    asked: deque = field(default_factory=deque)
+    asked: deque = field(default_factory=deque)  # the numbers of the batches that are not yet handed out
     fingerprints: int = 0  # the number of samples that have got one
     generators: dict[str, int] = field(default_factory=dict)  # the states before the batch that is read now
 
@@ -79,7 +75,7 @@ class LoaderObserver:
         samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
         if not getattr(iterator, "_in_order", True):  # workers hand out the batches as they are ready
             samples = []
-        epoch.batches.append(Batch(samples, [], len(self._record.steps), len(self._record.collectives)))
+        epoch.batches.append(Batch(samples, [], len(self._record.steps)))
         self._newest = reading
         if reading.fingerprints < MAX_FINGERPRINTS:
             epoch.batches[-1].contents = contents(batch, len(samples))

@@ -76,7 +76,7 @@ class NetworkObserver:
             network.forwards += 1
             network.shapes = network.shapes or shapes(forward.module)  # lazy layers have them after a forward
             if batch:
-                batch.forwards.append(count_samples([*inputs, *(keywords or {}).values()]))
+                batch.forwards.append(count_samples(inputs, keywords))
             device = next(forward.module.parameters()).device
             note_draws(self._record, "forwards in training", forward.generators, device)
         elif batch:

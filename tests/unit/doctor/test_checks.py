@@ -102,16 +102,16 @@ def test_steps_are_compared_up_to_the_last_batch_of_the_rank_that_has_fewer(diff
     assert isinstance(optimizers.check_learning_rates(records), kind)
 
 
-@pytest.mark.parametrize(
-    "has_joined, has_later_epoch, pitfall", [(False, False, "uneven_inputs"), (True, False, None), (False, True, None)]
-)
-def test_uneven_epochs_explain_a_hang_if_it_is_not_later_and_they_are_not_meant(has_joined, has_later_epoch, pitfall):
+def test_an_uneven_epoch_explains_a_hang_if_it_is_not_before_the_last_one_and_not_under_join():
     records = [Record(rank, end=STOPPED, epochs=[epoch_of(range(24 - 4 * rank))]) for rank in range(2)]
-    records[0].has_joined = has_joined
-    for one in records[: 2 * has_later_epoch]:
+    assert end.check_end(records, patience=60).pitfall == "uneven_inputs"
+    records[0].has_joined = True
+    assert end.check_end(records, patience=60).pitfall is None
+    records[0].has_joined = False
+    for one in records:
         one.epochs.append(epoch_of(range(8)))
         one.epochs[1].complete = False
-    assert end.check_end(records, patience=60).pitfall == pitfall
+    assert end.check_end(records, patience=60).pitfall is None
 
 
 def three_times(rank: int) -> list[int]:
@@ -214,36 +214,10 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     answer = evaluations.check_evaluation_samples(records)
     assert isinstance(answer, kind)
     assert counts in getattr(answer, "text", "")
+    records[0].epochs.append(epoch_of(range(8)))  # the data are trained on too
+    assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
     for epoch in records[0].epochs + records[1].epochs:
         epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
-    assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
-
-
-@pytest.mark.parametrize("of_rank_1, kind", [(range(6), Right), (range(6, 10), Right), (range(6, 9), NotExamined)])
-def test_own_subsets_of_ten_samples_leave_none_out(of_rank_1, kind):
-    records = []
-    for rank, numbers in enumerate([range(6), of_rank_1]):
-        records.append(Record(rank, epochs=[epoch_of(numbers, length=10, trained=False)]))
-        records[rank].epochs[0].numbers = numbers
-    assert isinstance(evaluations.check_evaluation_samples(records), kind)
-
-
-# The collectives of each rank, in their order. The evaluation begins after the first one, and makes the second. The
-# next batch is read after the fourth.
-@pytest.mark.parametrize(
-    "calls, kind",
-    [("gather sum sum sum gather", Finding), ("sum gather", NotExamined), ("sum sum sum gather", NotExamined)],
-)
-def test_who_gathers_may_drop_what_is_repeated_and_who_trains_on_the_data_may_not_evaluate(calls, kind):
-    records = [Record(rank, collectives=[Call(name, "t.py:1") for name in calls.split()]) for rank in range(2)]
-    for one in records:
-        one.epochs = [epoch_of([one.rank, 2], batch_size=1, length=3, trained=False)]
-        for number, batch in enumerate(one.epochs[0].batches, start=1):
-            batch.collectives = number
-        one.epochs.append(epoch_of([5], data_set=1))
-        one.epochs[1].batches[0].collectives = 4
-    assert isinstance(evaluations.check_evaluation_samples(records), kind)
-    records[0].epochs.append(epoch_of(range(8)))  # the data set is trained on too
     assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
 
 
@@ -268,7 +242,7 @@ def test_no_two_ranks_draw_alike(of_ranks, kind):
     assert isinstance(check_draws(records), kind)
 
 
-@pytest.mark.parametrize("micro_batches, kind", [([1, 0, 3, 0, 3, 2], Finding), ([3, 3, 3, 2], Right), ([1, 3], NotExamined)])
+@pytest.mark.parametrize("micro_batches, kind", [([1, 0, 3, 0, 3], Finding), ([3, 3, 3], Right), ([1, 3], NotExamined)])
 def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, kind):
     steps_of = [Step([0.1], count) for count in micro_batches]
     first = Record(0, steps=steps_of, networks=[Network(forwards=12)])
@@ -286,10 +260,10 @@ def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
 @pytest.mark.parametrize(
     "of_rank_0, of_rank_1, found",
     [
-        (LOST, End("crash", "ValueError: no disk"), "rank 1 crashed after 0 optimizer steps: ValueError: no disk"),
+        (LOST, End("crash", "ValueError: no disk"), "rank 1 crashed after at least 0 steps: ValueError: no disk"),
         (LOST, End("finished"), f"rank 0 could not communicate ({LOST.text}), rank 1 has ended"),
         (LOST, End("crash", "SIGABRT: gloo"), f"rank 0 could not communicate ({LOST.text}), rank 1 could not"),
-        (STOPPED, End("crash", "SIGKILL", was_killed=True), "rank 1 crashed after at least 0 optimizer steps: SIGKILL"),
+        (STOPPED, End("crash", "SIGKILL"), "rank 1 crashed after at least 0 steps: SIGKILL"),
         (STOPPED, STOPPED, "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1 was stopped outside"),
         (End("crash", run_script.one_line(RAISED_FROM, Path("t.py"))), End("finished"), "rank 0 could not communicate"),
     ],
@@ -311,7 +285,7 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
     [
         pytest.param(["R1 R3", "R1"], "collective_on_rank_0", "; rank 0 alone has called R in t.py:3", id="nobody"),
         pytest.param(["B2", "R1 B2"], "collective_on_rank_0", "; rank 1 alone has called R in t.py:1", id="the next"),
-        pytest.param(["B1 B2", "B3"], None, "; rank 0 alone has called B in t.py:1, rank 1 alone", id="another one"),
+        pytest.param(["B1 B2", "B3"], None, "; rank 0 alone has called B in t.py:1; rank 1 alone", id="another one"),
         pytest.param(["R1 R1", "R1"], None, "rank 1 was stopped outside of the script", id="the same once more"),
         pytest.param(["R1 R2 R3", "R2 R3"], "collective_on_rank_0", "0 alone has called R in t.py:1", id="met another"),
         pytest.param(["B1 R3", "B2 R3", "B2 R3"], None, "rank 2 was stopped outside of the script", id="branches"),
@@ -338,7 +312,7 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
     assert reason(end=STOPPED) is None
     assert reason(end=End("crash", "ValueError"), steps=trained_steps) is None
     crashed = Record(1, end=End("crash", "t.py:9: OSError"))
-    assert checks.why_nothing_was_examined([Record(0, end=STOPPED), crashed]).endswith("rank 1 crashed: t.py:9: OSError")
+    assert "rank 1 crashed: t.py:9: OSError" in checks.why_nothing_was_examined([Record(0, end=STOPPED), crashed])
 
 
 def test_the_headline_says_how_many_samples_the_ranks_have_read_first():
