@@ -25,10 +25,10 @@ Reason = Literal["finished", "steps", "crash", "stopped"]
 
 @dataclass
 class Batch:
-    """A batch of a DataLoader, and the forwards with it: a forward counts for the newest batch, in the loader's loop.
+    """A batch of a DataLoader. A forward counts for the newest one, while the script reads its loader.
 
-    In `for after in loader: net(batch); batch = after`, a look-ahead as in accelerate, it counts for `after`. The last
-    one, behind the loop, counts for none, and the first batch has none.
+    In `for after in loader: net(batch); batch = after`, the look-ahead of accelerate, it counts for `after`. So the
+    first batch has none, and the last forward, behind the loop, counts for none.
     """
 
     samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream

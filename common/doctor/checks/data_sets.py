@@ -15,8 +15,7 @@ def check_data_sets(records: list[Record]) -> Answer:
     shared_out = list(filter(read_parts_of_one_order, across_ranks(record.training_epochs for record in records)))
     if not shared_out:
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
-    data_set = shared_out[0][0].data_set
-    of_one_data_set = [epochs for epochs in shared_out if epochs[0].data_set == data_set]
+    of_one_data_set = [epochs for epochs in shared_out if epochs[0].data_set == shared_out[0][0].data_set]
     epochs_by_rank = list(map(list, zip(*of_one_data_set, strict=True)))
     reread_by_same_rank = [pair for earliest, *later in epochs_by_rank for pair in read_twice([earliest], later)]
     first, *others = epochs_by_rank

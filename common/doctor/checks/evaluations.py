@@ -31,9 +31,9 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     0 2 4 0  1 3 5 1  not examined: the script may drop the padding, or draw the samples with replacement
     0 2 4    2 5 1    not examined: 2 is in no last batch, as padding would be, so each rank may draw its own samples
     0 2 4    1 3 5    right
-    0        1        right: more than the last batches are missing, so a part is evaluated on purpose
-    0 2      1 3      right if another evaluation, of this data set, reads 4 or 5: this one leaves the rest to it
     0 … 5    0 … 5    right: each rank evaluates all
+    0 2      1 3      right if another evaluation, of this data set, reads of 4 and 5 only: the rest is left to it
+    0        1        right: a loader drops less than a batch on each rank, so a part is evaluated on purpose
     0 2 4    1 3 0    found: 0 is read twice, and 5 never
     0 … 3    0 … 3    found: the last batches were dropped
     """
@@ -52,14 +52,13 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     if not repeated.issubset(last_batches):  # 0 2 4, 2 5 1
         return NotExamined("several ranks read a sample that is in no last batch: it is not padding")
     dropped = set(epochs[0].numbers).difference(readers)
-    in_last_batches = sum(len(epoch.batches[-1].samples) for epoch in epochs)
     others = [epoch for epoch in chain.from_iterable(of_ranks) if epoch.data_set_length == epochs[0].data_set_length]
     another_reads_them = any(dropped.issuperset(other.samples) for other in others)
-    if another_reads_them or len(dropped) > in_last_batches:
+    if another_reads_them or len(dropped) > len(last_batches):  # 0 2, 1 3 and 0, 1
         dropped.clear()
-    if not repeated and not dropped:  # 0 2 4, 1 3 5, and 0 … 5, 0 … 5
+    if not repeated and not dropped:  # 0 2 4, 1 3 5 and 0 … 5, 0 … 5
         return Right()
-    return Finding(  # 0 2 4, 1 3 0, and 0 … 3, 0 … 3
+    return Finding(  # 0 2 4, 1 3 0 and 0 … 3, 0 … 3
         f"{len(repeated)} of {len(readers) + len(dropped)} samples are read more than once, {len(dropped)} never, "
         f"in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",

@@ -47,7 +47,6 @@ def own_calls(records: list[Record]) -> dict[int, Call]:
     `if`, unless one of them is called by all ranks. R1 is an all_reduce in line 1 of the script:
 
     rank 0    rank 1  first own call
-    R1 R3     R1      R3
     R1 R3 R4  R2 R3   R4, as R1 and R2 are branches
     R1 R2 R3  R2 R3   R1, which is no branch: it has met R2, but rank 0 calls R2 too
     """

@@ -57,9 +57,9 @@ class NetworkObserver:
         if module not in self.networks:
             self._add(module)
         in_training = module.training and torch.is_grad_enabled()
-        if in_training:
+        if in_training:  # in an evaluation a rank may have put averaged weights in
             self._compare_with_wrapping(module, wrappers)
-            if self._record.steps:  # before, the ranks' weights may differ, and rank 0 may evaluate an average alone
+            if self._record.steps:  # before, the ranks' weights may differ
                 self._note_weights(module)
         generators = states(next(module.parameters()).device) if in_training else {}
         self._forward = Forward(called, module, in_training, generators)
