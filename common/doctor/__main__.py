@@ -36,8 +36,9 @@ def examine(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         command = [run_script.__file__, folder, str(options.steps), str(options.script), *options.arguments]
         records = launch.observe(command, options.processes, Path(folder), options.time_out)
-        crashed = rank_with_own_error(records)
-        if crashed:
+        all_crashed = [record for record in records if record.end.reason == "crash"]
+        if all_crashed:
+            crashed = rank_with_own_error(records) or all_crashed[0]
             log = Path(folder, f"rank{crashed.rank}", launch.LOG).read_text(errors="replace").splitlines()
             print(f"The end of rank {crashed.rank}'s output:", *log[-20:], "", sep="\n", file=sys.stderr)
     seconds = time.monotonic() - started

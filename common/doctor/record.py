@@ -146,8 +146,12 @@ class Record:
         """The epochs in which an optimizer steps before they end, or before the next one begins: a dry run is none."""
         called = [epoch for epoch in self.epochs if epoch.is_training]
         steps_at_next = [*[epoch.batches[0].steps for epoch in called[1:]], len(self.steps)]
-        pairs = zip(called, steps_at_next, strict=False)
-        return [epoch for epoch, steps in pairs if max(steps, epoch.batches[-1].steps) > epoch.batches[0].steps]
+        trained = []
+        for epoch, at_next in zip(called, steps_at_next, strict=False):
+            # The last step follows the last batch, so the next epoch tells it, which may have begun within this one.
+            if max(at_next, epoch.batches[-1].steps) > epoch.batches[0].steps:
+                trained.append(epoch)
+        return trained
 
     @property
     def evaluations(self) -> list[Epoch]:

@@ -53,7 +53,7 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
         return NotExamined("several ranks read a sample that is in no last batch: it is not padding")
     dropped = set(epochs[0].numbers).difference(readers)
     others = [epoch for epoch in chain.from_iterable(of_ranks) if epoch.data_set_length == epochs[0].data_set_length]
-    another_reads_them = any(dropped.issuperset(other.samples) for other in others)
+    another_reads_them = any(other.samples and dropped.issuperset(other.samples) for other in others)
     if another_reads_them or len(dropped) > len(last_batches):  # 0 2, 1 3 and 0, 1
         dropped.clear()
     if not repeated and not dropped:  # 0 2 4, 1 3 5 and 0 … 5, 0 … 5

@@ -17,7 +17,7 @@ def check_training_samples(records: list[Record]) -> Answer:
         return NotExamined("on the mesh of the network, ranks may have the same samples")
     of_ranks = across_ranks(record.training_epochs for record in records)
     answers = [_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
-    return overall(answers, "no DataLoader was read between optimizer steps on all ranks")
+    return overall(answers, "no main thread read a DataLoader between optimizer steps on all ranks")
 
 
 def read_parts_of_one_order(epochs: tuple[Epoch, ...]) -> bool:

@@ -24,7 +24,8 @@ def why_ranks_wait(records: list[Record], positions: str) -> Finding:
     own = own_calls(records).items()
     text = "; ".join([positions, *[f"rank {rank} alone has called {call.name} in {call.line}" for rank, call in own]])
     if len(own) == 1:
-        return Finding(text, "let all ranks call it, and rank 0 print", pitfall="collective_on_rank_0")
+        advice = "let all ranks call it, and rank 0 print; if all do, let them leave the loop before it at one step"
+        return Finding(text, advice, pitfall="collective_on_rank_0")
     return Finding(text, WHAT_TO_SEE)
 
 
