@@ -4,12 +4,15 @@ It exits with 1 if there is a finding, else with 2 if nothing could be examined,
 """
 
 import argparse
+import functools
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from common.doctor import checks, launch, report, run_script
+from common.doctor.answers import Right
+from common.doctor.checks.end import rank_with_own_error
 from common.errors import fail
 from common.flag_types import number, positive
 
@@ -17,17 +20,14 @@ from common.flag_types import number, positive
 def parse_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m common.doctor", description=__doc__.splitlines()[0])
     flag = parser.add_argument
+    several = functools.partial(number, kind=int, description="at least 2: the doctor compares ranks", least=2)
     flag("--processes", type=several, default=2, metavar="N", help="to start the script on (2)")
-    flag("--steps", type=positive, metavar="N", help="optimizer steps after which to end it (none: its own end)")
+    flag("--steps", type=positive, metavar="N", help="to end it after N optimizer steps, the last one not compared")
     hang = "the script hangs if for S seconds no rank reads a batch, computes, steps, saves or calls a collective (120)"
     flag("--time-out", type=positive, default=120, metavar="S", help=hang)
     flag("script", type=Path, metavar="SCRIPT", help="a program that torchrun could start")
     flag("arguments", nargs=argparse.REMAINDER, metavar="…", help="arguments of the script")
     return parser.parse_args(argv)
-
-
-def several(text: str) -> int:
-    return number(text, int, "at least 2: the doctor compares ranks", 2)
 
 
 def examine(options: argparse.Namespace) -> int:
@@ -36,6 +36,11 @@ def examine(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         command = [run_script.__file__, folder, str(options.steps), str(options.script), *options.arguments]
         records = launch.observe(command, options.processes, Path(folder), options.time_out)
+        all_crashed = [record for record in records if record.end.reason == "crash"]
+        if all_crashed:
+            crashed = rank_with_own_error(records) or all_crashed[0]
+            log = Path(folder, f"rank{crashed.rank}", launch.LOG).read_text(errors="replace").splitlines()
+            print(f"The end of rank {crashed.rank}'s output:", *log[-20:], "", sep="\n", file=sys.stderr)
     seconds = time.monotonic() - started
     reason = checks.why_nothing_was_examined(records)
     print(report.summary(options.script.name, records, seconds), end="\n\n")
@@ -46,7 +51,8 @@ def examine(options: argparse.Namespace) -> int:
     print(*report.lines(answers, records), sep="\n")
     if report.findings(answers):
         return 1
-    return 2 if report.has_failed(answers, records) else 0
+    examined = any(answers[topic] == Right() for topic in checks.CHECKS)
+    return 0 if examined and not report.has_failed(answers, records) else 2
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.doctor.record import FILE, PROGRESS, Record, read
+from common.doctor.record import FILE, PROGRESS, End, Record, read
 from common.launch import free_port, rank_variables
 
 POLL_SECONDS = 0.2
@@ -83,17 +83,14 @@ def _wait(ranks: list[Rank], patience: float) -> None:
         if newest != state:
             state = newest
             changed = time.monotonic()
-        if time.monotonic() - changed > _limit(has_crashed, running, patience):
+        limit = patience
+        if has_crashed:  # the others may wait for that rank in vain
+            limit = SECONDS_AFTER_A_CRASH
+        elif any(_last_progress(rank) is None for rank in running):
+            limit = max(patience, SECONDS_TO_START)
+        if time.monotonic() - changed > limit:
             return
         time.sleep(POLL_SECONDS)
-
-
-def _limit(has_crashed: bool, running: list[Rank], patience: float) -> float:
-    if has_crashed:  # the others may wait for that rank in vain
-        return SECONDS_AFTER_A_CRASH
-    if any(_last_progress(rank) is None for rank in running):
-        return max(patience, SECONDS_TO_START)
-    return patience
 
 
 def _last_progress(rank: Rank) -> int | None:
@@ -124,16 +121,25 @@ def _record(rank: Rank, was_stopped: bool) -> Record:
     file = rank.folder / FILE
     record = read(file) if file.exists() else Record(rank.number)
     record.last_printed = (rank.folder / LOG).read_text(errors="replace").strip().split("\n")[-1]
-    end = record.end
-    exit_code = rank.process.returncode
-    if was_stopped and end.reason != "crash":
-        end.reason = "stopped"
-    elif exit_code != 0 and end.reason in (None, "finished"):  # it was killed, left by os._exit, or died at its exit
-        end.was_killed = end.reason is None
-        end.after_last_line = end.reason == "finished"
-        when = "after its last line, " if end.after_last_line else ""
-        end.reason = "crash"
-        cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
-        end.text = f"{when}{cause}: last printed: {record.last_printed}"
-    # Else the reason stays as noted: a crash, "steps" or "finished", and None after os._exit(0).
+    record.end = end_of(record.end, rank.process.returncode, was_stopped, record.last_printed)
     return record
+
+
+def end_of(noted: End, exit_code: int, was_stopped: bool, last_printed: str) -> End:
+    """The end of a rank, by what it has noted itself and how its process ended.
+
+    noted     process      the end
+    no crash  was stopped  stopped
+    None      has failed   crash
+    finished  has failed   crash, after_last_line
+    the rest               as noted
+    """
+    if was_stopped and noted.reason != "crash":
+        return End("stopped")
+    if exit_code == 0 or noted.reason not in (None, "finished"):
+        return noted
+    cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
+    text = f"{cause}: last printed: {last_printed}"
+    if noted.reason is None:
+        return End("crash", text)
+    return End("crash", f"after its last line, {text}", after_last_line=True)

@@ -16,7 +16,8 @@ from torch import Tensor
 # Two files in the folder of a rank: its record, and an empty one that is touched when the rank has made progress.
 FILE = "record.pickle"
 PROGRESS = "progress"
-EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, so an average every n <= 64 steps is seen
+EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one
+WITHOUT_FORWARD = 1  # so many batches of an epoch may have none: see `Batch`
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 Reason = Literal["finished", "steps", "crash", "stopped"]
@@ -24,17 +25,26 @@ Reason = Literal["finished", "steps", "crash", "stopped"]
 
 @dataclass
 class Batch:
+    """A batch of a DataLoader. A forward counts for the newest one, while the script reads its loader.
+
+    In `for after in loader: net(batch); batch = after`, the look-ahead of accelerate, it counts for `after`. So the
+    first batch has none, and the last forward, behind the loop, counts for none.
+    """
+
     samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream
     contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
-    collectives: int = 0  # the number of calls of collectives before it
-    # The number of samples in each forward in training with it, by the rule at `LoaderObserver.batch_in_use`.
-    forwards: list[int] = field(default_factory=list)
+    forwards: list[int] = field(default_factory=list)  # the number of samples in each of its forwards in training
     evaluated: bool = False  # True if a network was called with it in evaluation mode, or without gradients
 
     @property
     def size(self) -> int:
         return len(self.samples or self.contents)
+
+    @property
+    def is_trained_whole(self) -> bool:
+        """True if a forward had all samples. Two of half a batch may be those of two networks with the same half."""
+        return max(self.forwards, default=0) >= self.size
 
 
 @dataclass
@@ -45,6 +55,7 @@ class Epoch:
     data_set_length: int | None  # the whole data set's, of which a `Subset` has a part; None if it has none
     numbers: Sequence[int] = ()  # those of the samples that the loader can read: all, or the part of a `Subset`
     complete: bool = False  # True if the loader came to the end of its data
+    gathers: bool = False  # True if a collective gathered from all ranks before the next epoch began
     batches: list[Batch] = field(default_factory=list)
 
     @property
@@ -71,7 +82,7 @@ class Network:
 
 @dataclass
 class Step:
-    # One for each parameter group; None where an optimizer works it out itself, as Adafactor does, and for a nan.
+    # One for each parameter group; None where an optimizer works it out itself, as Adafactor does.
     learning_rates: list[float | None]
     micro_batches: int  # the number of forwards in training, of all networks, since the step before
     optimizer: int = 0  # the number of the optimizer, which no other one has
@@ -102,7 +113,6 @@ class End:
     reason: Reason | None = None  # None while it runs, and if it has left by `os._exit(0)`
     # After a crash one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
     text: str = ""
-    was_killed: bool = False  # True if the rank has not noted the crash itself, so its last steps may be missing
     after_last_line: bool = False  # True if it crashed once the script had come to its last line
 
 
@@ -128,11 +138,20 @@ class Record:
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     collectives: list[Call] = field(default_factory=list)  # the calls in the group of all ranks
+    has_joined: bool = False  # True if it was in a Join, in which ranks may have different numbers of batches
     observer_errors: list[str] = field(default_factory=list)
 
     @property
     def training_epochs(self) -> list[Epoch]:
-        return [epoch for epoch in self.epochs if epoch.is_training]
+        """The epochs in which an optimizer steps before they end, or before the next one begins: a dry run is none."""
+        called = [epoch for epoch in self.epochs if epoch.is_training]
+        steps_at_next = [*[epoch.batches[0].steps for epoch in called[1:]], len(self.steps)]
+        trained = []
+        for epoch, at_next in zip(called, steps_at_next, strict=False):
+            # The last step follows the last batch, so the next epoch tells it, which may have begun within this one.
+            if max(at_next, epoch.batches[-1].steps) > epoch.batches[0].steps:
+                trained.append(epoch)
+        return trained
 
     @property
     def evaluations(self) -> list[Epoch]:

@@ -15,10 +15,10 @@ def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
 
 
 def summary(script: str, records: list[Record], seconds: float) -> str:
-    group = records[0].backend or "no process group"
+    first = next((record for record in records if record.backend), records[0])  # rank 0 may have left no record
     sizes = [str(record.training_epochs[0].batches[0].size) for record in records if record.training_epochs]
-    seen = f"optimizer steps: {len(records[0].steps)}; samples in the first batches: {', '.join(sizes) or 'none'}"
-    return f"{script} on {len(records)} processes ({group}) in {seconds:.0f} s; {seen}"
+    seen = f"optimizer steps: {len(first.steps)}; samples in the first batches: {', '.join(sizes) or 'none'}"
+    return f"{script} on {len(records)} processes ({first.backend or 'no process group'}) in {seconds:.0f} s; {seen}"
 
 
 def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:

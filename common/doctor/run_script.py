@@ -48,7 +48,7 @@ def one_line(error: BaseException, script: Path) -> str:
     cause: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
     while cause is not None:
         texts.append(" ".join("".join(cause.format_exception_only()).split()))
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__ or cause.__context__  # also where `from None` hides it: it may be an error of gloo
     text = ", from ".join(texts)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
     return f"{script.name}:{lines[-1]}: {text}" if lines else text

@@ -2,7 +2,7 @@
 
 from common.doctor.answers import Answer, NotExamined
 from common.doctor.checks import data_sets, evaluations, files, optimizers, random_numbers, replicas, samples, steps
-from common.doctor.checks.end import check_end
+from common.doctor.checks.end import MAX_ERROR, check_end, rank_with_own_error
 from common.doctor.record import Record
 
 WEIGHTS = "weights"  # only if they are right, the report calls a script healthy
@@ -53,6 +53,8 @@ def why_nothing_was_examined(records: list[Record]) -> str | None:
         return None  # the end itself is worth a finding
     if trained:
         return "the script made no process group, and each process ran a training of its own"
-    # A rank may be stopped before it prints, because another one has crashed.
-    printed = [record.last_printed for record in records if record.last_printed] or ["nothing"]
-    return f"no process group and no optimizer step were seen; the script printed last: {printed[0]}"
+    text = f"the script printed last: {records[0].last_printed or 'nothing'}"
+    if "crash" in reasons:
+        crashed = rank_with_own_error(records) or records[reasons.index("crash")]
+        text = f"rank {crashed.rank} crashed: {crashed.end.text[:MAX_ERROR]}"
+    return f"no process group and no optimizer step were seen; {text}"

@@ -19,16 +19,26 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
 def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
     """The optimizer steps that all ranks make together.
 
-    Under Join they end where a rank reads its last batch of an uneven epoch: its next step may be of the next epoch.
-    A batch without a forward does not count: a script may read one more in vain.
+    Under Join they end before the last batch of the rank that has fewer. With a step for each batch:
+
+    rank 0  step 1  step 2  step 3
+    rank 1  step 1  step 2          its weights are noted in the next epoch, when it has got those after step 3
+    both    step 1
     """
     steps = across_ranks(record.steps for record in records)
     for epochs in across_ranks(record.training_epochs for record in records):
-        trained = [sum(bool(batch.forwards) for batch in epoch.batches) for epoch in epochs]
-        shortest = epochs[trained.index(min(trained))]
-        if shortest.complete and max(trained) > min(trained):
+        shortest = ended_with_fewer_batches(epochs)
+        if shortest:
             return steps[: shortest.batches[-1].steps]
     return steps
+
+
+def ended_with_fewer_batches(epochs: tuple[Epoch, ...]) -> Epoch | None:
+    """The epoch of the rank that came to its end with fewer batches than another one has read, if there is one."""
+    batches = [len(epoch.batches) for epoch in epochs]
+    shortest = epochs[batches.index(min(batches))]
+    is_uneven = max(batches) > min(batches)
+    return shortest if is_uneven and shortest.complete else None
 
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:

@@ -12,22 +12,21 @@ from common.doctor.record import Record
 
 
 def check_data_sets(records: list[Record]) -> Answer:
-    dealt_out = list(filter(read_parts_of_one_order, across_ranks(record.training_epochs for record in records)))
-    if not dealt_out:
+    shared_out = list(filter(read_parts_of_one_order, across_ranks(record.training_epochs for record in records)))
+    if not shared_out:
         return NotExamined("the samples are not dealt out among the ranks by their numbers")
-    by_rank = []
-    for of_rank in zip(*dealt_out, strict=True):
-        by_rank.append([epoch for epoch in of_rank if epoch.data_set == of_rank[0].data_set])
-    by_one_rank = [pair for earliest, *later in by_rank for pair in read_twice([earliest], later)]
-    first, *others = by_rank
-    by_two_ranks = [pair for epochs in others for pair in read_twice(first, epochs)]
-    if min(len(by_one_rank), len(by_two_ranks)) < MIN_SAMPLES:
+    of_one_data_set = [epochs for epochs in shared_out if epochs[0].data_set == shared_out[0][0].data_set]
+    epochs_by_rank = list(map(list, zip(*of_one_data_set, strict=True)))
+    reread_by_same_rank = [pair for earliest, *later in epochs_by_rank for pair in read_twice([earliest], later)]
+    first, *others = epochs_by_rank
+    reread_by_another_rank = [pair for epochs in others for pair in read_twice(first, epochs)]
+    if min(len(reread_by_same_rank), len(reread_by_another_rank)) < MIN_SAMPLES:
         return NotExamined("too few samples were read again, by the same rank and by another one")
-    if not are_same_samples(by_one_rank):
+    if not are_same_samples(reread_by_same_rank):
         return NotExamined("the samples change with each read, or are too alike")
-    if are_same_samples(by_two_ranks):
+    if are_same_samples(reread_by_another_rank):
         return Right()
     return Finding(
-        f"the sampler deals out numbers, but {len(by_two_ranks)} samples have other contents on another rank",
+        f"the sampler deals out numbers, but {len(reread_by_another_rank)} samples have other contents on another rank",
         "make the data alike on all ranks: draw them, and any random split, with the same seed",
     )

@@ -33,7 +33,6 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
 
     rank 0        rank 1         the own error
     ValueError    gloo's error   rank 0's
-    RuntimeError  gloo's error   rank 0's
     has ended     gloo's error   none: rank 1 was left alone
     SIGABRT       gloo's error   none: they have called different collectives
     """
@@ -47,8 +46,7 @@ def rank_with_own_error(records: list[Record]) -> Record | None:
 
 
 def _crashed(record: Record) -> Finding:
-    least = "at least " if record.end.was_killed else ""
-    text = f"rank {record.rank} crashed after {least}{len(record.steps)} optimizer steps: {record.end.text[:MAX_ERROR]}"
+    text = f"rank {record.rank} crashed after at least {len(record.steps)} steps: {record.end.text[:MAX_ERROR]}"
     if UNUSED not in record.end.text:
         return Finding(text, "mend the error, and call the doctor again")
     return Finding(

@@ -18,18 +18,11 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
     for number, epochs in enumerate(across_ranks(of_ranks)):
         if any(training.data_set == epochs[0].data_set for training in records[0].training_epochs):
             answers.append(NotExamined("they are trained on too: the script may only renew BatchNorm's statistics"))
-        elif _gathers(records[0], epochs[0]):  # and so do the other ranks
+        elif any(epoch.gathers for epoch in epochs):
             answers.append(NotExamined("the script gathers from all ranks, and may drop what is repeated"))
         elif all(epoch.complete for epoch in epochs):
             answers.append(_evaluation(number, epochs, of_ranks))
     return overall(answers, "no evaluation was seen whole on all ranks")
-
-
-def _gathers(record: Record, evaluation: Epoch) -> bool:
-    """True if the rank gathers during an evaluation, or first of all after its last batch."""
-    first = evaluation.batches[0].collectives
-    last = evaluation.batches[-1].collectives
-    return any("gather" in call.name for call in record.collectives[first : last + 1])
 
 
 def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> Answer:
@@ -39,15 +32,15 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     0 2 4    2 5 1    not examined: 2 is in no last batch, as padding would be, so each rank may draw its own samples
     0 2 4    1 3 5    right
     0 … 5    0 … 5    right: each rank evaluates all
+    0 2      1 3      right if another evaluation, of this data set, reads of 4 and 5 only: the rest is left to it
+    0        1        right: a loader drops less than a batch on each rank, so a part is evaluated on purpose
     0 2 4    1 3 0    found: 0 is read twice, and 5 never
     0 … 3    0 … 3    found: the last batches were dropped
     """
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
-    expected = set(chain.from_iterable(epoch.numbers for epoch in epochs))
-    has_own_parts = any(epoch.numbers != epochs[0].numbers for epoch in epochs)
-    if has_own_parts and len(expected) != epochs[0].data_set_length:
-        return NotExamined("each rank evaluates a Subset of its own, and they leave samples out, maybe on purpose")
+    if any(epoch.numbers != epochs[0].numbers for epoch in epochs):
+        return NotExamined("each rank evaluates a Subset of its own, which may leave samples out on purpose")
     shares = [epoch.samples for epoch in epochs]
     if any(map(has_repeated, shares)):  # 0 2 4 0, 1 3 5 1
         return NotExamined("a rank repeats samples of its own: they are padding, or drawn with replacement")
@@ -58,30 +51,16 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...], of_ranks: list[list[Epoc
     last_batches = list(chain.from_iterable(epoch.batches[-1].samples for epoch in epochs))
     if not repeated.issubset(last_batches):  # 0 2 4, 2 5 1
         return NotExamined("several ranks read a sample that is in no last batch: it is not padding")
-    dropped = _dropped(expected, epochs, of_ranks)
-    if not repeated and not dropped:  # 0 2 4, 1 3 5, and 0 … 5, 0 … 5
+    dropped = set(epochs[0].numbers).difference(readers)
+    others = [epoch for epoch in chain.from_iterable(of_ranks) if epoch.data_set_length == epochs[0].data_set_length]
+    another_reads_them = any(other.samples and dropped.issuperset(other.samples) for other in others)
+    if another_reads_them or len(dropped) > len(last_batches):  # 0 2, 1 3 and 0, 1
+        dropped.clear()
+    if not repeated and not dropped:  # 0 2 4, 1 3 5 and 0 … 5, 0 … 5
         return Right()
-    return Finding(  # 0 2 4, 1 3 0, and 0 … 3, 0 … 3
+    return Finding(  # 0 2 4, 1 3 0 and 0 … 3, 0 … 3
         f"{len(repeated)} of {len(readers) + len(dropped)} samples are read more than once, {len(dropped)} never, "
         f"in evaluation {number}",
         "use a sampler that neither repeats nor drops samples, as common/eval_sampler.py has one",
         pitfall="padded_evaluation",
     )
-
-
-def _dropped(expected: set[int], epochs: tuple[Epoch, ...], of_ranks: list[list[Epoch]]) -> set[int]:
-    """The expected samples that were dropped with the last batches, such as these of six:
-
-    0 2  1 3                4 and 5
-    0 2  1 3, and 4 5  4 5  none: another evaluation, of this data set, reads the rest
-    0    1                  none: a part is evaluated on purpose
-    """
-    unread = expected.difference(*[epoch.samples for epoch in epochs])
-    read_by_evaluation_of_the_rest: set[int] = set()
-    for other in chain.from_iterable(of_ranks):
-        if other.data_set_length == epochs[0].data_set_length and unread.issuperset(other.samples):
-            read_by_evaluation_of_the_rest.update(other.samples)
-    dropped = unread - read_by_evaluation_of_the_rest
-    # A loader drops less than a batch on each rank. Where more are missing, the script has left them out.
-    in_last_batches = sum(len(epoch.batches[-1].samples) for epoch in epochs)
-    return set() if len(dropped) > in_last_batches else dropped

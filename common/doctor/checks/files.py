@@ -13,7 +13,7 @@ def check_writers(records: list[Record]) -> Answer:
         for save in record.saves:
             writers[save.path].append(record.rank)
     if not writers:
-        return NotExamined("no rank called torch.save with a path")
+        return NotExamined("no main thread called torch.save with a path")
     for path, ranks in sorted(writers.items()):
         if len(set(ranks)) > 1:
             return Finding(
@@ -31,7 +31,8 @@ def check_keys(records: list[Record]) -> Answer:
     if any(network.has_module for record in records for network in record.networks):
         return NotExamined("a network has a part that is called `module`")
     for save in saves:
-        for keys in save.state_dicts:
+        for saved_keys in save.state_dicts:
+            keys = [key.removeprefix("_orig_mod.") for key in saved_keys]  # torch.compile's
             # An AveragedModel, which keeps a moving average, has the keys `n_averaged` and `module.…`.
             prefix = "module.module." if "n_averaged" in keys else "module."
             prefixed = sum(key.startswith(prefix) for key in keys)

@@ -15,33 +15,41 @@ NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
 
 def check_same_weights(records: list[Record]) -> Answer:
     answers = [_weights(networks, records) for networks in trained_networks(records)]
-    return overall(answers, "no network with the same parameters was trained on all ranks")
+    return overall(answers, "no network with the same parameters was called in training mode on all ranks")
 
 
 def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
     by_step = differences_by_step([network.weights for network in networks])
     steps = [step for step in by_step if step <= len(corresponding_steps(records))]
     if not steps:
-        return NotExamined("no optimizer step was seen on all ranks, or no rank has whole parameters")
+        return NotExamined("no forward in training after a step was seen on all ranks, or no rank has whole parameters")
     apart = [step for step in steps if by_step[step]]
-    if not apart:
-        return Right()
     # Ranks that differed may all end in nans, which are equal and wrong.
     equal = [step for step in steps if not by_step[step] and _are_finite(networks[0].weights[step])]
-    if _are_averaged([step in equal for step in sorted(apart + equal) if step <= EACH_STEP_UNTIL]):
+    if not apart:
+        return Right() if equal else NotExamined("the weights are not finite")
+    early = sorted(step for step in apart + equal if step <= EACH_STEP_UNTIL)
+    averages = _averages([step in equal for step in early])
+    if averages == 1:
+        return NotExamined("the weights differed and were equal again, but only once: they may be averaged")
+    if averages:
         return Right()
     return _with_cause(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
 
 
-def _are_averaged(equal: list[bool]) -> bool:
-    """True if the ranks may average their weights every n-th step, by whether they are equal after each step:
+def _averages(are_equal: list[bool]) -> int:
+    """How often the ranks may have averaged their weights, by whether these are equal after each step.
 
-    apart apart equal apart apart equal apart  n may be 3
-    apart equal apart apart apart apart apart  they have been equal once, as where the script loads weights
+    An average ends a stretch of steps apart. The last stretch may not have ended, but is not longer than the others:
+
+    apart apart equal apart apart equal apart  2
+    apart equal apart apart apart apart apart  0: they have been equal once, as where the script loads weights
     """
-    stretches = [len(list(steps)) for is_equal, steps in groupby(equal) if not is_equal]  # 2 2 1, and 1 5
-    ended = stretches[:-1] if equal[-1:] == [False] else stretches
-    return bool(ended) and stretches[-1] <= max(ended)
+    stretches = [len(list(steps)) for is_equal, steps in groupby(are_equal) if not is_equal]  # 2 2 1, and 1 5
+    ended = stretches if are_equal[-1:] == [True] else stretches[:-1]
+    if not ended or stretches[-1] > max(ended):
+        return 0
+    return len(ended)
 
 
 def _are_finite(tensors: Tensors) -> bool:
@@ -66,7 +74,7 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     if not any(network.wrapped for network in networks):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
-            f"wrap it, and train the wrapper, or average the weights (seen if at least every {EACH_STEP_UNTIL} steps); "
+            f"wrap it, and train the wrapper, or average the weights (seen up to every {EACH_STEP_UNTIL // 2} steps); "
             "a part of a larger model, as a stage of a pipeline, is meant to differ",
             pitfall="forward_through_module",
         )

@@ -6,11 +6,10 @@ from itertools import chain, pairwise
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, has_repeated
 from common.doctor.checks.contents import are_same_samples, read_twice
-from common.doctor.record import Epoch, Record
+from common.doctor.record import WITHOUT_FORWARD, Epoch, Record
 
 MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one order, by chance
 NEARLY_ALL = 0.9
-WITHOUT_FORWARD = 1  # so many batches of an epoch may have none: see `batch_in_use`, or the last one is read in vain
 
 
 def check_training_samples(records: list[Record]) -> Answer:
@@ -18,7 +17,7 @@ def check_training_samples(records: list[Record]) -> Answer:
         return NotExamined("on the mesh of the network, ranks may have the same samples")
     of_ranks = across_ranks(record.training_epochs for record in records)
     answers = [_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
-    return overall(answers, "no DataLoader was read during training on all ranks")
+    return overall(answers, "no main thread read a DataLoader between optimizer steps on all ranks")
 
 
 def read_parts_of_one_order(epochs: tuple[Epoch, ...]) -> bool:
@@ -40,7 +39,7 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     0 2 4  1 3 5                right: parts of one order
     0 2 4  4 1 3                not examined: few are read twice, as by a sampler that starts anew before its end
     0 … 5  0 … 5                that of `_one_order`
-    0 2 4  1 3 5  0 2 4  1 3 5  not examined: all are read twice, and no rank reads all
+    0 2 4  1 3 5  0 2 4  1 3 5  not examined: all are read by two ranks, and no rank reads all
     0 2 4  2 3 0                found: each rank reads a part of an order of its own
     """
     if not are_numbered_alike(epochs):
@@ -61,7 +60,10 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     first = epochs[0].samples
     if all(epoch.samples == first for epoch in epochs):  # 0 … 5, 0 … 5
         return _one_order(number, epochs)
-    if shared > NEARLY_ALL * len(readers) > len(first):  # 0 2 4, 1 3 5, 0 2 4, 1 3 5
+    of_each_number = Counter(ranks for ranks in readers.values() if ranks > 1)
+    have_equally_many_readers = max(of_each_number.values()) > NEARLY_ALL * len(readers)
+    no_rank_reads_all = len(first) < NEARLY_ALL * len(readers)
+    if have_equally_many_readers and no_rank_reads_all:  # 0 2 4, 1 3 5, 0 2 4, 1 3 5
         return NotExamined("each sample was dealt out several times: repeated augmentation, or too few replicas")
     return Finding(  # 0 2 4, 2 3 0
         f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}",
@@ -87,14 +89,14 @@ def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     for epoch in epochs:
-        # Two forwards of half a batch may be those of two networks with the same half, so they are not added up.
-        trained_whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) >= batch.size]
-        if len(trained_whole) < len(epoch.batches) - WITHOUT_FORWARD:
+        trained_whole = sum(batch.is_trained_whole for batch in epoch.batches)
+        if trained_whole < len(epoch.batches) - WITHOUT_FORWARD:
             return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")
     count = sum(batch.size for batch in epochs[0].batches)
     return Finding(
         f"each rank read the same {count} samples in the same order in epoch {number}",
-        "let each rank read its own part: a DistributedSampler deals it out, and a stream chooses it by the rank",
+        "let each rank read its own part: a DistributedSampler deals it out, and a stream chooses it by the rank; "
+        "ranks that share the layers or the positions of a sample are meant to read the same",
     )
 
 

@@ -25,9 +25,10 @@ def check_accumulation(records: list[Record]) -> Answer:
     trained = [network for network in first.networks if network.forwards]
     if len(trained) != 1:
         return NotExamined(f"the micro-batches of one network can be counted, but {len(trained)} were trained")
-    if len(first.steps) < 3:
-        return NotExamined("fewer than three optimizer steps were seen")
-    micro_batches = [step.micro_batches for step in first.steps[:3]]
+    # A second optimizer may step after the same forwards: then it has none of its own.
+    micro_batches = [step.micro_batches for step in first.steps if step.micro_batches][:3]
+    if len(micro_batches) < 3:
+        return NotExamined("fewer than three optimizer steps after a forward were seen")
     if micro_batches[0] < micro_batches[1] == micro_batches[2]:
         return Finding(
             f"the steps are of {', '.join(map(str, micro_batches))}, … micro-batches",
@@ -42,11 +43,8 @@ def check_schedule(records: list[Record]) -> Answer:
     if not changing:
         return NotExamined("no change of a learning rate was seen")
     for rates in changing:
-        zeros = 0
-        for of_step in reversed(rates):
-            if any(rate != 0 for rate in of_step):
-                break
-            zeros += 1
+        not_zero = [step for step, of_step in enumerate(rates, start=1) if any(rate != 0 for rate in of_step)]
+        zeros = len(rates) - max(not_zero, default=0)
         if zeros >= TRAILING_ZEROS:
             return Finding(
                 f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",

@@ -12,8 +12,7 @@ only the rank can see, as `clippings`, `changed` and `trained_in_no_optimizer`. 
 
 A wrapper (`Recorder.wrap`) calls the original and changes neither its arguments nor its result. torch has no hook for
 DataLoaders, so `loaders` wraps the methods of the private class `_BaseDataLoaderIter`; with a torch that renames them
-the start fails. What the script compiles runs uncompiled, as the hooks do not work in it. Nothing is taken out of
-torch again: the process ends with the script.
+the start fails. What the script compiles runs uncompiled, as the hooks do not work in it.
 """
 
 import os

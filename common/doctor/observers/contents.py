@@ -4,7 +4,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +25,13 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
 
 
+def count_samples(inputs: tuple, keywords: dict | None) -> int:
+    """The number of samples that a network is called with: the images of a list, or the rows of the first tensor."""
+    if inputs and isinstance(inputs[0], list):
+        return len(inputs[0])
+    return len(next(tensors_in((inputs, keywords)), ()))
+
+
 def contents(batch: Any, count: int) -> list[Content]:
     """For each of `count` samples a fingerprint of each of its tensors: labels stay where images are augmented."""
     parts = batch if isinstance(batch, list | tuple) else []
@@ -44,9 +50,6 @@ def contents(batch: Any, count: int) -> list[Content]:
 
 def _fingerprint(row: Tensor) -> int:
     values = row.detach().resolve_conj().cpu().flatten()
-    if len(values) > 1 and row.dtype in (torch.int32, torch.int64):
-        # Without the 0 or -100 that fill up a text in a batch of longer ones.
-        values = torch.from_numpy(np.trim_zeros(values.clamp(min=0).numpy(), "b"))
     stride = max(1, len(values) // VALUES_PER_TENSOR)
     raw_bytes = values[::stride].contiguous().view(torch.uint8)
     return zlib.crc32(raw_bytes.numpy().tobytes())

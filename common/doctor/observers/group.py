@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 
 from common.doctor.observers.heartbeat import script_line
 from common.doctor.observers.recorder import Recorder
@@ -24,11 +25,17 @@ def install(recorder: Recorder, script: Path) -> None:
             line = script_line(sys._getframe(), script) or "?"
             collectives = recorder.record.collectives
             collectives.append(Call(name, line))
+            if "gather" in name and recorder.record.epochs:
+                recorder.record.epochs[-1].gathers = True
             if len(collectives) <= MAX_WRITES:  # this very call may abort the process
                 recorder.write()
+
+    def before_join(*args: Any) -> None:
+        recorder.record.has_joined = True
 
     for name in ON_ALL_RANKS:
         before = functools.partial(before_collective, name, inspect.signature(getattr(dist, name)))
         recorder.wrap(dist, name, before=before)
+    recorder.wrap(Join, "__enter__", before=before_join)
     # The backend is known only while there is a group.
     recorder.wrap(dist, "destroy_process_group", before=lambda *_, **__: recorder.write())

@@ -22,15 +22,11 @@ MAX_FINGERPRINTS = 4096  # the samples of an epoch that get one
 
 @dataclass
 class Reading:
-    """An epoch that is being read.
-
-    A loader asks for the numbers of a batch before it reads it, with workers several batches before. So the numbers
-    wait in `asked` until their batch is handed out.
-    """
+    """An epoch that is being read. A loader with workers asks for the numbers of several batches ahead."""
 
     epoch: Epoch
     iterator: weakref.ref  # it goes when the script leaves its loop
-    asked: deque = field(default_factory=deque)
+    asked: deque = field(default_factory=deque)  # the numbers of the batches that are not yet handed out
     fingerprints: int = 0  # the number of samples that have got one
     generators: dict[str, int] = field(default_factory=dict)  # the states before the batch that is read now
 
@@ -52,22 +48,10 @@ class LoaderObserver:
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", after=self.after_batch, failed=self.after_error)
 
     def batch_in_use(self) -> Batch | None:
-        """The batch that a forward is taken to be with: the newest one, while the script reads its loader.
-
-        for batch in loader: net(batch)                 each forward is with its batch
-        net(next(iter(loader)))                         the first forward is with this only batch: nobody reads on
-        for after in loader: net(batch); batch = after  look-ahead, as in accelerate: each forward counts for `after`,
-                                                        and the last one, behind the loop, for none
-        """
-        if self._newest is None:
+        """The batch for which a forward counts: the newest one, while the script reads its loader (see `Batch`)."""
+        if self._newest is None or self._newest.iterator() is None or self._newest.epoch.complete:
             return None
-        epoch = self._newest.epoch
-        newest = epoch.batches[-1]
-        is_read = self._newest.iterator() is not None and not epoch.complete
-        is_unused = not newest.forwards and not newest.evaluated
-        if is_read or (len(epoch.batches) == 1 and is_unused):
-            return newest
-        return None
+        return self._newest.epoch.batches[-1]
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         self._data_sets[id(loader.dataset)] = loader.dataset
@@ -91,7 +75,7 @@ class LoaderObserver:
         samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
         if not getattr(iterator, "_in_order", True):  # workers hand out the batches as they are ready
             samples = []
-        epoch.batches.append(Batch(samples, [], len(self._record.steps), len(self._record.collectives)))
+        epoch.batches.append(Batch(samples, [], len(self._record.steps)))
         self._newest = reading
         if reading.fingerprints < MAX_FINGERPRINTS:
             epoch.batches[-1].contents = contents(batch, len(samples))
@@ -100,6 +84,8 @@ class LoaderObserver:
     def after_error(self, error: BaseException, iterator: Any) -> None:
         if isinstance(error, StopIteration):
             self._readings[iterator].epoch.complete = True
+        elif self._readings[iterator].asked:  # the script may read on, behind the batch that has failed
+            self._readings[iterator].asked.popleft()
 
 
 def _epoch(loader: DataLoader) -> Epoch:

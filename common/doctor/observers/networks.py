@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from common.doctor.observers.contents import tensors_in
+from common.doctor.observers.contents import count_samples
 from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.recorder import Recorder
@@ -57,10 +57,10 @@ class NetworkObserver:
         if module not in self.networks:
             self._add(module)
         in_training = module.training and torch.is_grad_enabled()
-        if in_training:
+        if in_training:  # in an evaluation a rank may have put averaged weights in
             self._compare_with_wrapping(module, wrappers)
-        if self._record.steps:  # before, the ranks' weights may differ
-            self._note_weights(module)
+            if self._record.steps:  # before, the ranks' weights may differ
+                self._note_weights(module)
         generators = states(next(module.parameters()).device) if in_training else {}
         self._forward = Forward(called, module, in_training, generators)
 
@@ -76,7 +76,7 @@ class NetworkObserver:
             network.forwards += 1
             network.shapes = network.shapes or shapes(forward.module)  # lazy layers have them after a forward
             if batch:
-                batch.forwards.append(len(next(tensors_in((inputs, keywords)), ())))
+                batch.forwards.append(count_samples(inputs, keywords))
             device = next(forward.module.parameters()).device
             note_draws(self._record, "forwards in training", forward.generators, device)
         elif batch:

@@ -1,7 +1,5 @@
 """Optimizers: their steps, and their parameters beside those of the networks."""
 
-import itertools
-import math
 import os
 import weakref
 from typing import Any
@@ -24,27 +22,19 @@ class OptimizerObserver:
         self._networks = networks.networks
         self._last_step = last_step  # the number of the step after which the script is ended
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._new_numbers = itertools.count()  # an optimizer may go, but its number is not given again
         self._forwards_before = 0  # the number of forwards in training until the last step
 
     def install(self) -> None:
         register_optimizer_step_post_hook(self._recorder.guarded(self.after_step))
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if optimizer not in self._numbers:
-            self._numbers[optimizer] = next(self._new_numbers)
+        number = self._numbers.setdefault(optimizer, len(self._record.steps))  # as no other one has: it steps now
         if isinstance(getattr(optimizer, "optim", None), Optimizer):
             return  # a ZeroRedundancyOptimizer: the optimizer of its part has made the step
-        rates = []
-        for group in optimizer.param_groups:
-            rate = group.get("lr")
-            is_unknown = rate is None or math.isnan(rate)
-            rates.append(None if is_unknown else float(rate))
+        given = [group.get("lr") for group in optimizer.param_groups]
+        rates = [None if rate is None else float(rate) for rate in given]
         forwards = sum(network.forwards for network in self._record.networks)
-        has_gradient = any(part.grad is not None for group in optimizer.param_groups for part in group["params"])
-        if not forwards and not (has_gradient and any(rates)):
-            return  # nothing is trained: torch.distributed.checkpoint lets an optimizer make its state so
-        self._record.steps.append(Step(rates, forwards - self._forwards_before, self._numbers[optimizer]))
+        self._record.steps.append(Step(rates, forwards - self._forwards_before, number))
         self._forwards_before = forwards
         if len(self._record.steps) <= FIRST_STEPS:
             self._note_parameters()

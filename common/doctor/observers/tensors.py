@@ -14,11 +14,8 @@ VALUES_PER_TENSOR = 128  # so many are noted, spread over the tensor
 
 def identities(module: nn.Module) -> dict[str, tuple]:
     """The id, device and dtype of each parameter that DDP averages, which must not change."""
-    found = {}
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad:
-            found[name] = (id(parameter), str(parameter.device), str(parameter.dtype))
-    return found
+    averaged = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    return {name: (id(parameter), str(parameter.device), str(parameter.dtype)) for name, parameter in averaged}
 
 
 def is_part(name: str, parameter: nn.Parameter) -> bool:
@@ -27,8 +24,7 @@ def is_part(name: str, parameter: nn.Parameter) -> bool:
 
 
 def shapes(module: nn.Module) -> dict[str, tuple]:
-    whole = [(name, parameter) for name, parameter in module.named_parameters() if not is_part(name, parameter)]
-    return {name: tuple(parameter.shape) for name, parameter in whole}
+    return {name: tuple(part.shape) for name, part in module.named_parameters() if not is_part(name, part)}
 
 
 def is_split(module: nn.Module) -> bool:

@@ -177,6 +177,13 @@ HARMLESS = {
         {LOADER: "DataLoader(Stream(train_set, range(rank, 256, world)), BATCH_SIZE)"},
         said="the samples have no numbers",
     ),
+    "padding dropped at the end": Ailment(
+        {
+            "sampler=range(rank, len(valid_set), world)": "sampler=DistributedSampler(valid_set)",
+            "dist.all_reduce(counts)": "dist.barrier()\n        dist.all_gather_object([None] * world, counts)",
+        },
+        said="the script gathers from all ranks",
+    ),
     "batches cut by the script": Ailment(
         {
             LOADER: "DataLoader(train_set, BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(1))",
