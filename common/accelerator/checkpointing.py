@@ -4,7 +4,7 @@ The files bear the names that Accelerate gives them. The second model is in mode
 
     main part   model.safetensors or pytorch_model.bin    the weights of a model
                 optimizer.bin, scheduler.bin, scaler.pt   optimizers, schedulers, the scale of the loss under fp16
-                sampler.bin                               seed and epoch of a seedable sampler
+                sampler.bin                               what a loader knows, such as a sampler's seed
                 dl_state_dict.bin                         the position of a stateful loader
                 custom_checkpoint_0.pkl                   an object of `register_for_checkpointing`
                 random_states_0.pkl                       as in a rank part, for the process that writes the main part

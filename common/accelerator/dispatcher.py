@@ -89,7 +89,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _undivided(self, this_pass: Pass, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
         try:
-            check_no_columns(step.content)
+            num_real = count_rows(step.content)
             check_rows(step.content, [])
         except ValueError:  # Without rows, or with some of each number, nothing is known of the step.
             return step
@@ -97,7 +97,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         if this_pass.row_lists is None:
             this_pass.row_lists = lists_with_rows(step.content)
         self._keep_first_rows(step.content, this_pass)
-        num_real = count_rows(step.content)
         if num_real == self.total_batch_size:
             return step
         return step._replace(short_step=ShortStep((num_real,), num_real))
@@ -132,8 +131,9 @@ class DataLoaderDispatcher(DataLoaderShard):
                 return
             if this_pass.row_lists is None:
                 this_pass.row_lists = lists_with_rows(parts[0])
+                if is_our_slice:
+                    check_no_columns(parts[0])
             if is_our_slice:
-                check_no_columns(parts[0])
                 for part in parts:
                     check_rows(part, this_pass.row_lists)
             yield join_batches(parts, this_pass.row_lists)

@@ -37,17 +37,25 @@ def _is_array(leaf: Any) -> bool:
     return getattr(leaf, "ndim", 0) > 0
 
 
-def _arrays(batch: Any) -> dict[str, Any]:
-    return {name: leaf for name, leaf in named_leaves(batch, is_list_of_entries) if _is_array(leaf)}
-
-
 def _lists(batch: Any) -> dict[str, Any]:
     return {name: leaf for name, leaf in named_leaves(batch, is_list_of_entries) if is_list_of_entries(leaf) and leaf}
 
 
 def _rows_by_name(batch: Any) -> dict[str, int]:
-    with_rows = _arrays(batch) or _lists(batch)
-    return {name: len(leaf) for name, leaf in with_rows.items()}
+    """The rows of a batch's tensors and arrays or, where it has none, entries of its lists; refuses lists of lists."""
+    arrays = named_rows(batch, row_lists=[])
+    if arrays:
+        return {name: len(array) for name, array in arrays.items()}
+    lists = _lists(batch)
+    for name, entries in lists.items():
+        holds_arrays = any(map(_is_array, entries))
+        if holds_arrays or all(isinstance(entry, (list, tuple)) for entry in entries):
+            raise _ambiguous(name)
+    return {name: len(entries) for name, entries in lists.items()}
+
+
+def _ambiguous(name: str) -> ValueError:
+    return ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
 
 
 def count_rows(batch: Any) -> int:
@@ -69,18 +77,11 @@ def lists_with_rows(batch: Any) -> list[str]:
 
 
 def check_no_columns(batch: Any) -> None:
-    """Raise ValueError if the entries of a list may be columns, and not samples."""
+    """Raise ValueError if the entries of a list that has rows may be columns, and not samples."""
     rows = count_rows(batch)
-    has_arrays = bool(_arrays(batch))
     for name, entries in _lists(batch).items():
-        if has_arrays:
-            may_be_columns = len(entries) == rows and _are_lists_of(rows, entries)
-        elif any(map(_is_array, entries)):
-            may_be_columns = True
-        else:  # Nothing says how many rows there are.
-            may_be_columns = all(isinstance(entry, (list, tuple)) for entry in entries)
-        if may_be_columns:
-            raise ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
+        if len(entries) == rows and _are_lists_of(rows, entries):
+            raise _ambiguous(name)
 
 
 def _are_lists_of(rows: int, entries: list) -> bool:

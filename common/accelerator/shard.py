@@ -99,8 +99,7 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self.progress = Progress(prepared_skip=skip_batches)
-        # Torch's loader, which is kept only if its workers stay alive from pass to pass.
-        self._reader: DataLoader | None = None
+        self._reader: DataLoader | None = None  # torch's, kept only if its workers stay alive from pass to pass
         # True if such workers had begun, and so drawn their seed, in the run whose checkpoint was loaded.
         self._workers_had_begun = False
 
@@ -174,8 +173,7 @@ class DataLoaderShard(DataLoader):
         draw_steps = partial(steps_of, order)
         if self.use_stateful_dataloader:  # The states are noted right before the draw, at the first step.
             draw_steps = partial(_draw_and_note, order, this_pass)
-        pass_sampler = index_sampler_of(reader)
-        return pass_sampler.read(reader, draw_steps)
+        return index_sampler_of(reader).read(reader, draw_steps)
 
     def _rest_of_order(self, this_pass: Pass) -> Any:
         skipped_batches = this_pass.start.steps_done * self.batches_read_per_step

@@ -286,7 +286,7 @@ def dispatch_names(accelerator, samples, names):
     return found + [batch["names"] for batch in loader]
 
 
-@pytest.mark.parametrize("names", [["a", "b"], list("abcdef"), list("abcd")])
+@pytest.mark.parametrize("names", [["a", "b"], list("abcdef"), list("abcd"), [("a", "b"), ("A", "B")]])
 @pytest.mark.parametrize("samples", [8, 11, 7])
 def test_a_list_without_rows_in_the_first_batch_stays_whole_in_each_step(samples, names):
     for batches in on_dispatching_ranks(2, dispatch_names, samples, names, use_stateful_dataloader=True):
