@@ -14,9 +14,10 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
     of_ranks = [record.evaluations for record in records]
     if len({len(epochs) for epochs in of_ranks}) > 1:
         return NotExamined("the ranks made different numbers of evaluations")
+    trained_on = [epoch.data_set for epoch in records[0].training_epochs]
     answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
-        if any(training.data_set == epochs[0].data_set for training in records[0].training_epochs):
+        if epochs[0].data_set in trained_on:
             answers.append(NotExamined("they are trained on too: the script may only renew BatchNorm's statistics"))
         elif any(epoch.gathers for epoch in epochs):
             answers.append(NotExamined("the script gathers from all ranks, and may drop what is repeated"))
