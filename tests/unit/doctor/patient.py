@@ -104,6 +104,7 @@ def main(out):
         if rank == 0:
             print(f"[{epoch}] train {running.item() / world:.4f} valid {(counts[0] / counts[1]).item():.4f}")
             torch.save({"weights": net.state_dict(), "epoch": epoch}, out / "last.pt")
+    del model  # before its group: a DDP that is freed after it may hang (torch 2.11)
     dist.destroy_process_group()
 
 
