@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from .dispatcher import DataLoaderDispatcher
 from .logging import get_logger
 from .operations import broadcast_object_list, gather_object
+from .reader import loading_arguments
 from .sampler import (
     BatchSamplerShard,
     DistributedEvalSampler,
@@ -23,7 +24,7 @@ from .sampler import (
     index_sampler_of,
     sampler_chain,
 )
-from .shard import DataLoaderShard, loading_arguments
+from .shard import DataLoaderShard
 from .state import PartialState
 from .streams import StreamShard, seems_sharded_by_rank
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -24,6 +24,17 @@ from .rows import (
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
+
+
+class WholeBatch(NamedTuple):
+    """The joined batch of all processes for one step.
+
+    Attributes:
+        row_lists: names of the lists in it that have a row for each sample, see `rows.py`.
+    """
+
+    content: Any
+    row_lists: list[str]
 
 
 class DataLoaderDispatcher(DataLoaderShard):
@@ -77,26 +88,22 @@ class DataLoaderDispatcher(DataLoaderShard):
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
         if self.state.num_processes == 1 and self.slice_fn is slice_rows:
-            return map(partial(self._undivided, this_pass), super()._read(this_pass))
+            return map(self._undivided, super()._read(this_pass))
         if self.state.is_main_process:
             steps = run_on_all_ranks(partial(super()._read, this_pass))
             # Whether a step is short is known when all its batches are joined.
-            batches = self._joined_batches((step.content for step in steps), this_pass)
-            return self._send_steps(self._whole_steps(batches, this_pass), this_pass)
+            batches = self._joined_batches(step.content for step in steps)
+            return self._send_steps(self._whole_steps(batches), this_pass)
         run_on_all_ranks(partial(self._draw_as_main_process, this_pass))
         return self._receive_steps(this_pass)
 
-    def _undivided(self, this_pass: Pass, step: Step) -> Step:
+    def _undivided(self, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
         try:
             num_real = count_rows(step.content)
             check_rows(step.content, [])
         except ValueError:  # Without rows, or with some of each number, nothing is known of the step.
             return step
-        # A checkpoint has them, because several processes may go on from it.
-        if this_pass.row_lists is None:
-            this_pass.row_lists = lists_with_rows(step.content)
-        self._keep_first_rows(step.content, this_pass)
         if num_real == self.total_batch_size:
             return step
         return step._replace(short_step=ShortStep((num_real,), num_real))
@@ -117,36 +124,42 @@ class DataLoaderDispatcher(DataLoaderShard):
         order = self._rest_of_order(this_pass)
         if self._reader is None:  # The workers begin in this pass, so torch's loader draws the seed.
             if not self.use_stateful_dataloader:  # A stateful loader draws all of the order after the seed.
-                iter(order)  # which may draw, see `PassSampler`
-            reader = self._get_reader()  # It is kept if its workers would stay alive.
-            torch.empty((), dtype=torch.int64).random_(generator=reader.generator)
+                iter(order)  # which may draw, see `Reader`
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self._get_reader()  # It is kept if its workers would stay alive.
         # The order is drawn when the pass begins, because workers are given their first batches then.
         list(islice(order, self.prefetch_factor * self.num_workers))
 
-    def _joined_batches(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Any]:
-        """On the main process: the batch of each step, joined from `batches` of the script's loader."""
+    def _joined_batches(self, batches: Iterator[Any]) -> Iterator[WholeBatch]:
+        """On the main process: the batch of each step, joined from `batches` of the script's loader.
+
+        The first batch that the pass reads decides which lists have rows.
+        """
         is_our_slice = self.slice_fn is slice_rows  # A script's own function knows which rows belong together.
+        row_lists = None
         for parts in groups_of(batches, self.batches_read_per_step):
             if self._drop_last and len(parts) < self.batches_read_per_step:
                 return
-            if this_pass.row_lists is None:
-                this_pass.row_lists = lists_with_rows(parts[0])
+            if row_lists is None:
+                row_lists = lists_with_rows(parts[0])
                 if is_our_slice:
                     check_no_columns(parts[0])
             if is_our_slice:
                 for part in parts:
-                    check_rows(part, this_pass.row_lists)
-            yield join_batches(parts, this_pass.row_lists)
+                    check_rows(part, row_lists)
+            yield WholeBatch(join_batches(parts, row_lists), row_lists)
 
-    def _whole_steps(self, batches: Iterator[Any], this_pass: Pass) -> Iterator[Step]:
+    def _whole_steps(self, batches: Iterator[WholeBatch]) -> Iterator[Step]:
         """On the main process: the steps of all processes, each with a batch that can be divided between them.
 
         A last step that cannot be divided is filled up, or loses the rest with `drop_last`.
         """
         world_size = self.state.num_processes
+        first_rows: Any = None
         for batch in batches:
-            self._keep_first_rows(batch, this_pass)
-            num_real = count_rows(batch)
+            if first_rows is None and not self._drop_last:
+                first_rows = named_rows(self._slice(batch, 0, world_size), batch.row_lists)
+            num_real = count_rows(batch.content)
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows > 0:
                 if next(batches, None) is not None:  # It is not the last step.
@@ -157,57 +170,51 @@ class DataLoaderDispatcher(DataLoaderShard):
                     return
                 if not self._drop_last:
                     share += 1
-                    batch = fill_up(batch, this_pass.first_rows, share * world_size, this_pass.row_lists)
+                    filled = fill_up(batch.content, first_rows, share * world_size, batch.row_lists)
+                    batch = batch._replace(content=filled)
             short_step = None
             if num_real != self.total_batch_size or extra_rows > 0:
                 rows = (share,) * world_size
                 short_step = ShortStep(rows, num_real_all_ranks=min(num_real, sum(rows)))
             yield Step(batch, short_step)
 
-    def _keep_first_rows(self, batch: Any, this_pass: Pass) -> None:
-        """Keep the first rows of the epoch's first step. A pass that is resumed has them from the checkpoint."""
-        if this_pass.first_rows is None and not self._drop_last:
-            rows = self._slice(batch, 0, self.state.num_processes, this_pass)
-            this_pass.first_rows = named_rows(rows, this_pass.row_lists)
-
     def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
         """On the main process: its part of each step, which is sent to the others first, and then None or an error.
 
         In a run that resumes, every process may read. So each gets to know how the order was drawn, for its checkpoint.
-        The first rows stay here, where the last step is filled up.
         """
         while True:
             try:
                 step = next(steps, None)
                 # The part is made before the step is sent, because `slice_fn` may raise too.
-                own_part = None if step is None else self._own_part(step, this_pass)
+                own_part = None if step is None else self._own_part(step)
             except Exception as error:
-                broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}"), None, None])
+                broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}"), None])
                 raise
-            broadcast_object_list([step, this_pass.drawn_from, this_pass.row_lists])
+            broadcast_object_list([step, this_pass.order_states])
             if own_part is None:
                 return
             yield own_part
 
     def _receive_steps(self, this_pass: Pass) -> Iterator[Step]:
         while True:
-            message, this_pass.drawn_from, this_pass.row_lists = broadcast_object_list([None, None, None])
+            message, this_pass.order_states = broadcast_object_list([None, None])
             if isinstance(message, RemoteError):
                 raise message
             if message is None:
                 return
-            yield self._own_part(message, this_pass)
+            yield self._own_part(message)
 
-    def _own_part(self, step: Step, this_pass: Pass) -> Step:
+    def _own_part(self, step: Step) -> Step:
         rank = self.state.process_index
         if step.short_step is None:
             share = self.total_batch_size // self.state.num_processes
         else:
             share = step.short_step.rows[rank]
-        return step._replace(content=self._slice(step.content, rank * share, (rank + 1) * share, this_pass))
+        return step._replace(content=self._slice(step.content, rank * share, (rank + 1) * share))
 
-    def _slice(self, batch: Any, begin: int, end: int, this_pass: Pass) -> Any:
+    def _slice(self, batch: WholeBatch, begin: int, end: int) -> Any:
         if self.slice_fn is slice_rows:
-            return slice_rows(batch, slice(begin, end), row_lists=this_pass.row_lists)
+            return slice_rows(batch.content, slice(begin, end), row_lists=batch.row_lists)
         process: dict[str, Any] = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
-        return self.slice_fn(batch, slice(begin, end), **process)
+        return self.slice_fn(batch.content, slice(begin, end), **process)

@@ -3,10 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
-from .resumption import order_states, rewind, saved_leaves, saved_rows
-from .sampler import ShortStep, Step
+from .resumption import Generators
+from .sampler import ShortStep
 
 
 class Position(NamedTuple):
@@ -16,46 +14,31 @@ class Position(NamedTuple):
         epoch: the number of the epoch.
         steps_done: how many steps of the epoch were left out or yielded; 0 if it has not begun.
         is_over: True if the last of them was the last step of the epoch.
-        drawn_from: the `order_states` from which the order was drawn; None if it is not drawn yet.
-        read_ahead: `saved_leaves` of the batch that was read and not yielded.
-        row_lists: names of the lists that have a row for each sample in dispatched batches; None before the first.
-        first_rows: by name, what the first dispatched step holds in its first rows, to fill up the last one.
+        order_states: those of the generators before the order was drawn (S); None if it is not drawn yet.
+        read_ahead_states: those before the batch was read that was read and not yielded (B).
     """
 
     epoch: int
     steps_done: int = 0
     is_over: bool = False
-    drawn_from: tuple[torch.Tensor, torch.Tensor | None] | None = None
-    read_ahead: list | None = None
-    row_lists: list[str] | None = None
-    first_rows: dict[str, Any] | None = None
+    order_states: dict[str, Any] | None = None
+    read_ahead_states: dict[str, Any] | None = None
 
     @property
     def next_epoch(self) -> int:
         return self.epoch + int(self.is_over)
 
 
-class Sharing(NamedTuple):
-    """The process that a loader is for, how many processes share the data, and samples of all in a full step."""
-
-    process_index: int
-    num_processes: int
-    step_size: int
-
-
-def loaded_position(state: dict[str, Any], sharing: Sharing, sampler_class: str) -> Position:
-    """The Position in the `state_dict` of a stateful loader, for one with this `sharing` and class of sampler."""
+def loaded_position(state: dict[str, Any], step_size: int, sampler_class: str) -> Position:
+    """The Position in the `state_dict` of a stateful loader, for one with steps of this size and class of sampler."""
     position = Position(**{name: state[name] for name in Position._fields})
-    saved = Sharing(**{name: state[name] for name in Sharing._fields})
     if position.steps_done > 0 and not position.is_over:
-        if saved.step_size != sharing.step_size:
-            raise ValueError(f"an epoch of {saved.step_size} samples per step cannot go on with {sharing.step_size}")
+        if state["step_size"] != step_size:
+            raise ValueError(f"an epoch of {state['step_size']} samples per step cannot go on with {step_size}")
         if state["sampler_class"] != sampler_class:
             raise ValueError(f"an epoch in the order of a {state['sampler_class']} cannot go on by a {sampler_class}")
-    if saved.step_size != sharing.step_size:
+    if state["step_size"] != step_size:
         return position._replace(steps_done=0)  # If the script sets the finished epoch, it begins anew.
-    if saved != sharing:
-        return position._replace(read_ahead=None)  # It was a batch of another process.
     return position
 
 
@@ -66,55 +49,47 @@ class Pass:
         start: where it begins: behind the steps that the loader leaves out, or where a checkpoint stopped.
         is_resumed: True if it is the rest of an epoch that another run has begun.
         steps_done: how many steps of the epoch were left out or yielded.
+        is_over: True if the batch that was yielded last is the last one of the epoch.
+        end_of_dataloader: the same, unless the script has set it.
         short_step: the ShortStep of the step that was yielded last, if it has one.
-        read_ahead: the Step that was read and not yielded; None after the last one.
-        end_of_dataloader: True from the last batch on. A script may set it.
-        drawn_from: see Position.
-        row_lists, first_rows: see Position. The main process decides them, in the first step that it dispatches.
+        order_states, read_ahead_states: see Position.
     """
 
     def __init__(self, start: Position, is_resumed: bool = False) -> None:
         self.start = start
         self.is_resumed = is_resumed
         self.steps_done = start.steps_done
-        self.short_step: ShortStep | None = None
-        self.read_ahead: Step | None = None
+        self.is_over = False
         self.end_of_dataloader = False
-        self.drawn_from = start.drawn_from
-        self.row_lists: Any = start.row_lists
-        self.first_rows: Any = start.first_rows
+        self.short_step: ShortStep | None = None
+        self.order_states = start.order_states
+        self.read_ahead_states: dict[str, Any] | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """True if the batch that was yielded last is the last one of the epoch, whatever the script has set."""
-        return self.steps_done > self.start.steps_done and self.read_ahead is None
+    def begin_order(self, generators: Generators) -> None:
+        """Note the states from which the order is about to be drawn; those of a checkpoint are restored first."""
+        if self.start.order_states is not None:
+            generators.go_back(self.start.order_states)
+        self.order_states = generators.states()
 
-    def begin_order(self, sampler: Any) -> None:
-        """Note the states from which `sampler` is about to draw the order; those of a checkpoint are restored first."""
-        if self.start.drawn_from is not None:
-            rewind(sampler, self.start.drawn_from)
-        self.drawn_from = order_states(sampler)
+    def begin_reading(self, generators: Generators) -> None:
+        """Restore the states from which a checkpoint's run has read its next batch ahead. It is read again now."""
+        if self.start.read_ahead_states is not None:
+            generators.go_back(self.start.read_ahead_states)
 
-    def advance(self, short_step: ShortStep | None, read_ahead: Step | None) -> None:
-        """Go on to the step that is about to be yielded, which may be a short one. The next one is `read_ahead`."""
+    def advance(self, short_step: ShortStep | None, is_last: bool, read_ahead_states: dict[str, Any] | None) -> None:
+        """Go on to the step that is about to be yielded. The next one was read from `read_ahead_states`."""
         self.steps_done += 1
         self.short_step = short_step
-        self.read_ahead = read_ahead
-        if read_ahead is None:
+        self.read_ahead_states = read_ahead_states
+        self.is_over = is_last
+        if is_last:
             self.end_of_dataloader = True
 
     def position(self) -> Position:
         """The Position after the batch that was yielded last, or at the beginning of the pass."""
         if self.steps_done == self.start.steps_done:
             return self.start
-        return self.start._replace(
-            steps_done=self.steps_done,
-            is_over=self.is_over,
-            drawn_from=self.drawn_from,
-            read_ahead=None if self.read_ahead is None else saved_leaves(self.read_ahead.content),
-            row_lists=self.row_lists,
-            first_rows=saved_rows(self.first_rows),
-        )
+        return Position(self.start.epoch, self.steps_done, self.is_over, self.order_states, self.read_ahead_states)
 
 
 @dataclass(eq=False)
@@ -126,15 +101,13 @@ class Progress:
         prepared_skip: steps that it leaves out as it was prepared; what `skip_first_batches` makes of it has more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
         was_left: True if an epoch has begun and not come to its end, here or in the run that saved the checkpoint.
-        was_loaded: True if a checkpoint was loaded since the last pass began.
-        loaded: the position in it, if it is that of a stateful loader.
+        loaded: where a checkpoint says to go on, until the next pass begins; None if none was loaded.
     """
 
     epoch: int = 0
     prepared_skip: int = 0
     passes: list[Pass] = field(default_factory=list)
     was_left: bool = False
-    was_loaded: bool = False
     loaded: Position | None = None
 
     @property
@@ -147,10 +120,9 @@ class Progress:
             return Pass(loaded)
         return Pass(Position(self.epoch))
 
-    def load(self, next_epoch: int, position: Position | None, was_left: bool) -> None:
+    def load(self, next_epoch: int, position: Position, was_left: bool) -> None:
         self.epoch = next_epoch
         self.was_left = was_left
-        self.was_loaded = True
         self.loaded = position
 
     def begin_pass(self, skip: int) -> Pass:
@@ -158,7 +130,8 @@ class Progress:
 
         Where it begins:
 
-            `loaded` is None, or of another epoch    behind what the loader skips
+            `loaded` is None, of another epoch, or
+            at the beginning of this one             behind what the loader skips
             else, if the loader skips
                 as prepared, or up to there          at this position, with the batch that was read ahead
                 to another step                      behind what it skips, in the order of the checkpoint
@@ -171,10 +144,9 @@ class Progress:
         elif skip == self.prepared_skip or skip == loaded.steps_done:
             start = loaded
         else:
-            start = loaded._replace(steps_done=skip, is_over=False, read_ahead=None)
-        is_resumed = self.was_loaded and self.was_left and start.steps_done > self.prepared_skip
+            start = loaded._replace(steps_done=skip, is_over=False, read_ahead_states=None)
+        is_resumed = loaded is not None and self.was_left and start.steps_done > self.prepared_skip
         self.was_left = True
-        self.was_loaded = False
         self.loaded = None
         this_pass = Pass(start, is_resumed)
         self.passes.append(this_pass)
@@ -182,7 +154,7 @@ class Progress:
 
     def end_epoch(self, this_pass: Pass) -> None:
         """Go on to the next epoch, because the pass has come to its end."""
-        if self.was_loaded:  # That was within the pass, and the checkpoint says where the next one begins.
+        if self.loaded is not None:  # That was within the pass, and the checkpoint says where the next one begins.
             return
         self.was_left = False
         # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.

@@ -7,7 +7,7 @@ A ShortStep says which samples are real.
 An example: two processes share the samples 0 to 4 in batches of two. Step 0 is `[0 1]` and `[2 3]`. For step 1 only
 sample 4 is left, and with samples from the beginning it becomes `[4 0]` and `[1 2]`. `gather_for_metrics` gathers
 `[4 0 1 2]`, and keeps the first `short_step.num_real_all_ranks` = 1 of them. On process 0, BatchSamplerShard makes
-`Step([4, 0], ShortStep(rows=(2, 2), num_real_all_ranks=1))`. `PassSampler` keeps it while torch's loader reads.
+`Step([4, 0], ShortStep(rows=(2, 2), num_real_all_ranks=1))`. A Reader keeps it while torch's loader reads.
 """
 
 from collections.abc import Iterable, Iterator
@@ -64,7 +64,7 @@ class SeedableRandomSampler(RandomSampler):
         if self.generator is None:
             self.generator = torch.Generator()
         self.generator.manual_seed(self.initial_seed + self.epoch)
-        yield from super().__iter__()
+        yield from list(super().__iter__())  # drawn as a whole, also with replacement
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
@@ -236,7 +236,7 @@ def steps_of(batches: Any) -> Iterator[Step]:
     """The steps of a process that reads by `batches`: batches of sample numbers or, for `batch_size=None`, single ones.
 
     It is no generator: `iter` of a script's own sampler is called here, and may draw. Those of this file draw at the
-    first step, see `PassSampler`.
+    first step, see `Reader`.
     """
     if isinstance(batches, (BatchSamplerShard, SkipBatchSampler)):
         return batches.steps()

@@ -1,10 +1,10 @@
 """The loader of one process: it yields its share of the batches, on its device, and knows the last and short steps."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice, tee
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, Progress, Sharing, loaded_position
-from .resumption import generator_states, load_generator_states, put_back_read_ahead, restored_generators
+from .position import Pass, Position, Progress, loaded_position
+from .reader import Reader
+from .resumption import Generators
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -26,26 +27,11 @@ from .sampler import (
     sampler_chain,
     steps_of,
 )
-from .state import GradientState, PartialState
-from .streams import StreamShard, collate_step
+from .state import GradientState
+from .streams import StreamShard
 from .utils.random import synchronize_rng_states
 
 logger = get_logger(__name__)
-
-# These arguments of a DataLoader say how it loads, and not what.
-LOADING_OPTIONS = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "pin_memory_device",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "in_order",
-)
 
 
 class DataLoaderShard(DataLoader):
@@ -61,7 +47,7 @@ class DataLoaderShard(DataLoader):
         Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
         _begin_reading        takes over the generators of rank 0, and tells the epoch; `_resume_reading` puts them back
         _read                 leaves out steps
-        PassSampler.read      asks torch's loader for an iterator, which draws a seed; gives it the sample numbers
+        Reader.read_steps     asks torch's loader for an iterator, which draws a seed; gives it the sample numbers
         steps_of              draws their order
         send_to_device        puts the batch on the device
 
@@ -99,13 +85,12 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self.progress = Progress(prepared_skip=skip_batches)
-        self._reader: DataLoader | None = None  # torch's, kept only if its workers stay alive from pass to pass
-        # True if such workers had begun, and so drawn their seed, in the run whose checkpoint was loaded.
-        self._workers_had_begun = False
+        self._reader: Reader | None = None  # kept only if its workers stay alive from pass to pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self.progress
         this_pass = progress.begin_pass(self.skip_batches)
+        generators = self._generators
         self.gradient_state._add_dataloader(self)
         try:
             steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
@@ -114,8 +99,9 @@ class DataLoaderShard(DataLoader):
                 batch, short_step = following
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
+                read_ahead_states = generators.states() if self.use_stateful_dataloader else None
                 following = next(steps, None)
-                this_pass.advance(short_step, read_ahead=following)
+                this_pass.advance(short_step, following is None, read_ahead_states)
                 progress.make_current(this_pass)
                 yield batch
         finally:
@@ -141,7 +127,7 @@ class DataLoaderShard(DataLoader):
             by hand, without workers     the seed
         """
         is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
-        if not is_known_order and this_pass.start.drawn_from is None:
+        if not is_known_order and this_pass.start.order_states is None:
             # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
             logger.warning(
                 "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
@@ -149,52 +135,46 @@ class DataLoaderShard(DataLoader):
                 "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
-        sampler = self.samplers[-1]
-        generator = self.generator
-        if isinstance(sampler, SeedableRandomSampler):  # Its generator is seeded anew, and workers draw from it now.
-            generator = None if generator is sampler.generator else generator
-            sampler = None
-        with restored_generators(self.device, sampler, generator):
+        with self._generators.restored():
             steps = self._begin_reading(this_pass)
-            if self.use_stateful_dataloader:  # The order is drawn here, with the first step.
-                steps = put_back_read_ahead(this_pass.start.read_ahead, steps)
+            if self.use_stateful_dataloader:
+                first = list(islice(steps, 1))  # The order is drawn with it.
+                steps = chain(first, steps)
             return steps
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
+        generators = self._generators
+        skipped_batches = this_pass.start.steps_done * self.batches_read_per_step
         if isinstance(self.dataset, IterableDataset):
             # A stream is always read from its first batch.
-            rest = islice(iter(reader), this_pass.start.steps_done * self.batches_read_per_step, None)
-            if isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
-                return rest
-            return (Step(batch, None) for batch in rest)
-        order = self._rest_of_order(this_pass)
-        draw_steps = partial(steps_of, order)
-        if self.use_stateful_dataloader:  # The states are noted right before the draw, at the first step.
-            draw_steps = partial(_draw_and_note, order, this_pass)
-        return index_sampler_of(reader).read(reader, draw_steps)
+            steps = reader.read_stream()
+            if not isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
+                steps = (Step(batch, None) for batch in steps)
+            return _leave_out(steps, skipped_batches, this_pass, generators)
+        if not self.use_stateful_dataloader:
+            return reader.read_steps(partial(steps_of, self._rest_of_order(this_pass)))
+        index_sampler = index_sampler_of(self)
+        return reader.read_steps(partial(_draw_late, index_sampler, skipped_batches, this_pass, generators))
 
     def _rest_of_order(self, this_pass: Pass) -> Any:
         skipped_batches = this_pass.start.steps_done * self.batches_read_per_step
         index_sampler = index_sampler_of(self)
         return SkipBatchSampler(index_sampler, skipped_batches) if skipped_batches > 0 else index_sampler
 
-    def _get_reader(self) -> DataLoader:
-        """Torch's own loader, which reads for this one: a new one for each pass, unless its workers stay alive."""
+    def _get_reader(self) -> Reader:
+        """A new one for each pass, unless its workers stay alive."""
         if self._reader is not None:
             return self._reader
-        # This loader shows scripts their own batch sampler and data set. The reader has a PassSampler in place of the
-        # batch sampler, which torch forbids to change after `__init__`. A stream is read without one.
-        arguments = loading_arguments(self, PassSampler())
-        if isinstance(self.dataset, StreamShard):  # It makes the batches by itself.
-            arguments |= {"batch_size": None, "drop_last": False, "collate_fn": partial(collate_step, self.collate_fn)}
-        if self._workers_had_begun:  # A clone draws their seed again, so the script's generator stays where it is.
-            arguments["generator"] = (self.generator or torch.default_generator).clone_state()
-        reader = DataLoader(self.dataset, **arguments)
+        reader = Reader(self)
         if self.persistent_workers:
             self._reader = reader
         return reader
+
+    @property
+    def _generators(self) -> Generators:
+        return Generators(self.device, self.samplers[-1], self.generator)
 
     @property
     def gradient_state(self) -> GradientState:
@@ -250,11 +230,11 @@ class DataLoaderShard(DataLoader):
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader, and its workers are its own.
         progress = replace(self.progress, passes=[])
-        return vars(self) | {"_reader": None, "_workers_had_begun": False, "progress": progress}
+        return vars(self) | {"_reader": None, "progress": progress}
 
     def without_first(self, num_batches: int) -> "DataLoaderShard":
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
-        rest = copy.copy(self)  # It has workers of its own, which begin in a run that is not interrupted too.
+        rest = copy.copy(self)
         rest.skip_batches += num_batches
         rest.progress = self.progress
         return rest
@@ -262,8 +242,8 @@ class DataLoaderShard(DataLoader):
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint: seed and epoch of a SeedableRandomSampler, and what has begun.
 
-        With `use_stateful_dataloader` it holds the position, the batch that this process has read ahead, and the states
-        of the generators. Outside of a loop, also after a `break`, the position is the beginning of the epoch.
+        With `use_stateful_dataloader` it holds the position, and the states of the generators that are not global.
+        Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
         this_pass = self.progress.current
         sampler = self.samplers[-1]
@@ -271,8 +251,6 @@ class DataLoaderShard(DataLoader):
         state: dict[str, Any] = {}
         if self.progress.passes or self.progress.was_left:
             state["was_left"] = True
-        if self._reader is not None or self._workers_had_begun:
-            state["workers_had_begun"] = True
         if not self.use_stateful_dataloader:
             if seed is not None:
                 state |= {"epoch": this_pass.start.epoch, "is_over": this_pass.is_over, "sampler_seed": seed}
@@ -280,8 +258,8 @@ class DataLoaderShard(DataLoader):
         return {
             **state,
             **this_pass.position()._asdict(),
-            **self._sharing._asdict(),
-            **generator_states(sampler, self.generator),
+            **self._generators.own_states(),
+            "step_size": self._step_size,
             "sampler_class": type(sampler).__name__,
             "sampler_seed": seed,
         }
@@ -299,13 +277,12 @@ class DataLoaderShard(DataLoader):
                 another class.
         """
         sampler = self.samplers[-1]
-        position = None
-        if self.use_stateful_dataloader and "steps_done" in state_dict:
-            position = loaded_position(state_dict, self._sharing, type(sampler).__name__)
-            load_generator_states(state_dict, sampler, self.generator)
-            self._reader = None  # Workers that are there belong to another place.
-        self._workers_had_begun = self.persistent_workers and "workers_had_begun" in state_dict
         next_epoch = state_dict.get("epoch", self.iteration) + int(state_dict.get("is_over", False))
+        position = Position(next_epoch)
+        if self.use_stateful_dataloader and "steps_done" in state_dict:
+            position = loaded_position(state_dict, self._step_size, type(sampler).__name__)
+            self._generators.load_own_states(state_dict)
+            self._reader = None  # Workers that are there belong to another place.
         self.progress.load(next_epoch, position, was_left="was_left" in state_dict)
         seed = state_dict.get("sampler_seed")
         if isinstance(sampler, SeedableRandomSampler) and seed is not None:  # the saved sampler may have had none
@@ -326,17 +303,16 @@ class DataLoaderShard(DataLoader):
         return source if isinstance(source, BatchSamplerShard) else None
 
     @property
-    def _sharing(self) -> Sharing:
+    def _step_size(self) -> int:
+        """Samples of all processes in a full step, for checkpoints."""
         shard = self.shard
         samplers = self.samplers if shard is None else sampler_chain(shard)
         # As in the original, `total_batch_size` is None behind a SkipBatchSampler, which has no batch size. Checkpoints
         # take that of the next sampler.
         batch_size = next((each.batch_size for each in samplers if getattr(each, "batch_size", None)), 1)
         if shard is None:  # It reads all batches: on one process, or those of all processes to dispatch them.
-            state = PartialState()
-            return Sharing(state.process_index, state.num_processes, batch_size * self.batches_read_per_step)
-        num_batches = 1 if shard.split_batches else shard.num_processes
-        return Sharing(shard.process_index, shard.num_processes, batch_size * num_batches)
+            return batch_size * self.batches_read_per_step
+        return batch_size if shard.split_batches else batch_size * shard.num_processes
 
     def __len__(self) -> int:
         """Batches in an epoch on this process, without those that are skipped."""
@@ -360,56 +336,15 @@ class DataLoaderShard(DataLoader):
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
 
 
-def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, Any]:
-    """The arguments for a loader that reads as `dataloader` does, by `index_sampler` where it is not of a stream."""
-    arguments = {name: getattr(dataloader, name) for name in LOADING_OPTIONS}
-    if isinstance(dataloader.dataset, IterableDataset):
-        arguments["batch_size"] = dataloader.batch_size
-        arguments["drop_last"] = dataloader.drop_last
-    elif dataloader.batch_sampler is None:
-        arguments["sampler"] = index_sampler
-        arguments["batch_size"] = None
-    else:
-        arguments["batch_sampler"] = index_sampler
-    return arguments
-
-
-class PassSampler:
-    """The batch sampler of torch's loader: the sample numbers of the pass that begins.
-
-    Torch's loader gets the sample numbers alone, and returns the batches in their order. So the Steps of these numbers
-    are kept here, for the batches.
-
-    A sampler that draws before the seed gets other numbers than one that draws after it. When a pass begins:
-
-        torch's loader calls                what is drawn
-        iter(sampler)                       the order of a script's own sampler, if its `iter` draws
-        random_(generator=…)                the seed; workers that stay alive draw it only when they begin
-        iter(sampler), with new workers     the order of such a sampler again
-        next(…) for the first batch         the order by the samplers of `sampler.py`, and any in a stateful loader
-    """
-
-    def __init__(self) -> None:
-        self._draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
-        self._kept_steps: Iterator[Step] = iter(())
-
-    def read(self, reader: DataLoader, draw_steps: Callable[[], Iterator[Step]]) -> Iterator[Step]:
-        """The steps that `draw_steps` draws, each with its batch as `reader` reads it. This object is its sampler.
-
-        `draw_steps` must not hold the prepared loader. Workers that stay alive keep this object, and in such a circle
-        of references they would end only when the garbage collector runs. Torch waits five seconds for each.
-        """
-        self._draw_steps = draw_steps
-        batches = iter(reader)  # This calls our `__iter__`, perhaps twice.
-        kept_steps = self._kept_steps
-        return (next(kept_steps)._replace(content=batch) for batch in batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        steps, self._kept_steps = tee(self._draw_steps())
-        return (step.content for step in steps)
-
-
-def _draw_and_note(index_sampler: Any, this_pass: Pass) -> Iterator[Step]:
+def _draw_late(index_sampler: Any, skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
     """The steps of an order that is drawn when the first is asked for: before that, this generator does nothing."""
-    this_pass.begin_order(sampler_chain(index_sampler)[-1])
-    yield from steps_of(index_sampler)
+    this_pass.begin_order(generators)
+    yield from _leave_out(steps_of(index_sampler), skipped, this_pass, generators)
+
+
+def _leave_out(steps: Iterator[Step], skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
+    """`steps` without the first `skipped`, which are drawn or read all the same."""
+    for _ in islice(steps, skipped):
+        pass
+    this_pass.begin_reading(generators)
+    yield from steps

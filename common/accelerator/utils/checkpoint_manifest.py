@@ -3,7 +3,7 @@
 Each part of a checkpoint has a manifest, which is written last. `manifest.json` belongs to the main part, and
 `manifest_R.json` to the part of rank R. The manifest of rank 0 in a run of two ranks:
 
-    {"format_version": 15, "save": "run-5", "rank": 0, "world_size": 2,
+    {"format_version": 16, "save": "run-5", "rank": 0, "world_size": 2,
      "files": {"model.safetensors": {"bytes": 300, "checksum": 1846218750}, …}}
 
 The save is the id that save_ids.py gives. A part with another id than the main part is of another save, and ignored.
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 # A checkpoint of another version is refused. The version increases when older code could not resume from newer files.
-FORMAT_VERSION = 15
+FORMAT_VERSION = 16
 MANIFEST_NAME = "manifest.json"
 RANK_MANIFEST_NAME = "manifest_{}.json"
 _BYTES_IN_PAGE = 2**12

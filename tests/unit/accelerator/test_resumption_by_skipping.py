@@ -31,7 +31,6 @@ CASES = {
     ),
     "uneven": Case(lambda: DataLoader(range(N), 3), {"even_batches": False}),
     "workers": Case(lambda: DataLoader(range(N), 3, num_workers=1), {}),
-    "workers that stay": Case(lambda: DataLoader(range(N), 3, num_workers=1, persistent_workers=True), {}),
     "no batches": Case(lambda: DataLoader(torch.arange(N), batch_size=None), {}),
     "evaluation": Case(
         lambda: DataLoader(range(N), 2, sampler=DistributedEvalSampler(range(N), 1, 0, shuffle=True, seed=4)), {}

@@ -59,6 +59,15 @@ def masked(samples):
     return Batch(rows=torch.stack(samples), drawn=[torch.rand(len(samples)), *noise], words=words, pair=pair)
 
 
+def drawn_from(generator, size):
+    """A loader whose collator draws from the generator that draws the order."""
+
+    def noisy(samples):
+        return [torch.stack(samples), torch.rand(len(samples), generator=generator)]
+
+    return DataLoader(DATA, size, shuffle=True, generator=generator, collate_fn=noisy)
+
+
 LISTS = [[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]]
 ORDERS = {
     "sequential": Case(lambda size: DataLoader(DATA, size)),
@@ -87,6 +96,7 @@ ON_ONE_PROCESS = {
         lambda size: DataLoader(Augmented(N), size, shuffle=True), DISPATCHING | {"dispatch_batches": True}
     ),
     "a dispatched stream": Case(lambda size: DataLoader(Stream(DATA), size, collate_fn=masked), DISPATCHING),
+    "drawn from the loader's generator": Case(lambda size: drawn_from(seeded(), size)),
     "workers": Case(lambda size: DataLoader(DATA, size, shuffle=True, num_workers=1)),
     "workers that stay": Case(lambda size: DataLoader(DATA, size, True, num_workers=1, persistent_workers=True)),
 }
@@ -255,30 +265,6 @@ def test_a_loader_that_became_stateful_or_ceased_to_be_keeps_the_epoch(steps):
         before.set_epoch(1)
         after.load_state_dict(stopped_after(before, steps))
         assert gathered([after]) == seeded_order(N, seed=9, epoch=2 if steps == 11 else 1)
-
-
-def drawn(loaders):
-    """Each batch of one loader after the other, with a draw as for dropout."""
-    for loader in loaders:
-        for batch in loader:
-            yield batch.tolist(), torch.rand(()).item()
-
-
-@pytest.mark.parametrize(("skips", "steps", "stateful"), [(0, 3, True), (0, 11, True), (0, 11, False), (1, 3, True)])
-def test_workers_that_stay_draw_their_seed_as_often_in_a_resumed_run(skips, steps, stateful):
-    def passes(loader):
-        return [skip_first_batches(loader, skips) if skips else loader for _ in range(3)]
-
-    loader = prepared("workers that stay", stateful=stateful)
-    straight = drawn(passes(loader))
-    for _ in range(steps):
-        next(straight)
-    state, generators = loader.state_dict(), get_random_states(CPU)
-    rest = list(straight)
-    for resumed in (prepared("workers that stay", stateful=stateful), loader):  # The second one has workers.
-        resumed.load_state_dict(state)
-        set_random_states(CPU, generators)
-        assert list(itertools.islice(drawn([resumed, *passes(resumed)]), len(rest))) == rest
 
 
 def test_a_loader_that_is_let_go_ends_its_workers_at_once():
