@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
+from .reader import Reader
 from .rows import (
     READ_EVERYWHERE,
     check_no_columns,
@@ -27,11 +28,7 @@ from .state import PartialState
 
 
 class WholeBatch(NamedTuple):
-    """The joined batch of all processes for one step.
-
-    Attributes:
-        row_lists: names of the lists in it that have a row for each sample, see `rows.py`.
-    """
+    """The joined batch of all processes for one step, and the names of its lists that have a row for each sample."""
 
     content: Any
     row_lists: list[str]
@@ -55,7 +52,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         dataset, kwargs: of DataLoaderShard.
         split_batches: a step is one batch of the script's loader.
         slice_fn: `slice_fn(batch, slice, process_index=…, num_processes=…)` is the part of a step's batch in `slice`;
-            by default `slice_rows`. What it raises on a process other than the main one is raised there alone.
+            None takes its rows. What it raises on a process other than the main one is raised there alone.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         super().__init__(dataset, **kwargs)
         self.split_batches = split_batches
         self.batches_read_per_step = 1 if split_batches else self.state.num_processes
-        self.slice_fn = slice_rows if slice_fn is None else slice_fn
+        self.slice_fn = slice_fn
 
     @property
     def total_batch_size(self) -> int:
@@ -87,7 +84,7 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        if self.state.num_processes == 1 and self.slice_fn is slice_rows:
+        if self.state.num_processes == 1 and self.slice_fn is None:
             return map(self._undivided, super()._read(this_pass))
         if self.state.is_main_process:
             steps = run_on_all_ranks(partial(super()._read, this_pass))
@@ -126,7 +123,8 @@ class DataLoaderDispatcher(DataLoaderShard):
             if not self.use_stateful_dataloader:  # A stateful loader draws all of the order after the seed.
                 iter(order)  # which may draw, see `Reader`
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            self._get_reader()  # It is kept if its workers would stay alive.
+            if self.persistent_workers:
+                self._reader = Reader(self)  # Its workers do not begin here, but they have drawn their seed.
         # The order is drawn when the pass begins, because workers are given their first batches then.
         list(islice(order, self.prefetch_factor * self.num_workers))
 
@@ -135,16 +133,16 @@ class DataLoaderDispatcher(DataLoaderShard):
 
         The first batch that the pass reads decides which lists have rows.
         """
-        is_our_slice = self.slice_fn is slice_rows  # A script's own function knows which rows belong together.
+        is_checked = self.slice_fn is None  # A script's own function knows which rows belong together.
         row_lists = None
         for parts in groups_of(batches, self.batches_read_per_step):
             if self._drop_last and len(parts) < self.batches_read_per_step:
                 return
             if row_lists is None:
                 row_lists = lists_with_rows(parts[0])
-                if is_our_slice:
+                if is_checked:
                     check_no_columns(parts[0])
-            if is_our_slice:
+            if is_checked:
                 for part in parts:
                     check_rows(part, row_lists)
             yield WholeBatch(join_batches(parts, row_lists), row_lists)
@@ -161,21 +159,21 @@ class DataLoaderDispatcher(DataLoaderShard):
                 first_rows = named_rows(self._slice(batch, 0, world_size), batch.row_lists)
             num_real = count_rows(batch.content)
             share, extra_rows = divmod(num_real, world_size)
-            if extra_rows > 0:
-                if next(batches, None) is not None:  # It is not the last step.
-                    raise ValueError(
-                        f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
-                    )
-                if self._drop_last and share == 0:
+            if extra_rows > 0 and next(batches, None) is not None:  # It is not the last step.
+                raise ValueError(
+                    f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
+                )
+            if extra_rows > 0 and self._drop_last:
+                if share == 0:
                     return
-                if not self._drop_last:
-                    share += 1
-                    filled = fill_up(batch.content, first_rows, share * world_size, batch.row_lists)
-                    batch = batch._replace(content=filled)
+                num_real -= extra_rows
+            elif extra_rows > 0:
+                share += 1
+                filled = fill_up(batch.content, first_rows, share * world_size, batch.row_lists)
+                batch = batch._replace(content=filled)
             short_step = None
-            if num_real != self.total_batch_size or extra_rows > 0:
-                rows = (share,) * world_size
-                short_step = ShortStep(rows, num_real_all_ranks=min(num_real, sum(rows)))
+            if extra_rows > 0 or num_real != self.total_batch_size:
+                short_step = ShortStep((share,) * world_size, num_real_all_ranks=num_real)
             yield Step(batch, short_step)
 
     def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
@@ -214,7 +212,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         return step._replace(content=self._slice(step.content, rank * share, (rank + 1) * share))
 
     def _slice(self, batch: WholeBatch, begin: int, end: int) -> Any:
-        if self.slice_fn is slice_rows:
-            return slice_rows(batch.content, slice(begin, end), row_lists=batch.row_lists)
+        if self.slice_fn is None:
+            return slice_rows(batch.content, slice(begin, end), batch.row_lists)
         process: dict[str, Any] = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch.content, slice(begin, end), **process)

@@ -37,8 +37,13 @@ def _is_array(leaf: Any) -> bool:
     return getattr(leaf, "ndim", 0) > 0
 
 
+def _entries(batch: Any) -> dict[str, Any]:
+    """What `batch` holds, by names such as `batch['boxes'][0]`."""
+    return dict(named_leaves(batch, is_list_of_entries, "batch"))
+
+
 def _lists(batch: Any) -> dict[str, Any]:
-    return {name: leaf for name, leaf in named_leaves(batch, is_list_of_entries) if is_list_of_entries(leaf) and leaf}
+    return {name: entry for name, entry in _entries(batch).items() if is_list_of_entries(entry) and entry}
 
 
 def _rows_by_name(batch: Any) -> dict[str, int]:
@@ -55,7 +60,7 @@ def _rows_by_name(batch: Any) -> dict[str, int]:
 
 
 def _ambiguous(name: str) -> ValueError:
-    return ValueError(f"the lists in {name or 'a batch'} may be samples or columns: {READ_EVERYWHERE}")
+    return ValueError(f"the lists in {name} may be samples or columns: {READ_EVERYWHERE}")
 
 
 def count_rows(batch: Any) -> int:
@@ -95,9 +100,9 @@ def _are_lists_of(rows: int, entries: list) -> bool:
 def check_rows(batch: Any, row_lists: Collection[str]) -> None:
     """Raise ValueError if the tensors of a batch and its `row_lists` have different numbers of rows."""
     rows_by_name = _rows_by_name(batch)
-    for name, leaf in named_leaves(batch, is_list_of_entries):
-        if name in row_lists and is_list_of_entries(leaf):
-            rows_by_name[name] = len(leaf)
+    for name, entries in _lists(batch).items():
+        if name in row_lists:
+            rows_by_name[name] = len(entries)
     if len(set(rows_by_name.values())) > 1:
         numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
         raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
@@ -111,15 +116,15 @@ def join_batches(batches: Sequence[Any], row_lists: Collection[str]) -> Any:
     Raises:
         ValueError: if rows cannot be joined, or keys or what has no rows differ between the batches.
     """
-    leaves_by_batch = [dict(named_leaves(batch, is_list_of_entries)) for batch in batches]
-    first_leaves = leaves_by_batch[0]
-    for leaves_of_batch in leaves_by_batch:
-        extra = leaves_of_batch.keys() ^ first_leaves.keys()
+    entries_by_batch = [_entries(batch) for batch in batches]
+    first_entries = entries_by_batch[0]
+    for entries in entries_by_batch:
+        extra = entries.keys() ^ first_entries.keys()
         if extra:
             raise ValueError(f"only some of the batches of a step have {', '.join(sorted(extra))}: {READ_EVERYWHERE}")
     joined = {}
-    for name, first in first_leaves.items():
-        values = [leaves_of_batch[name] for leaves_of_batch in leaves_by_batch]
+    for name, first in first_entries.items():
+        values = [entries[name] for entries in entries_by_batch]
         if name in row_lists or any(map(_is_array, values)):
             joined[name] = _join_rows(name, values)
         elif all(_is_same(value, first) for value in values):
@@ -139,8 +144,7 @@ def _is_same(leaf: Any, other: Any) -> bool:
 
 def named_rows(batch: Any, row_lists: Collection[str]) -> dict[str, Any]:
     """By name, what has rows in `batch`: tensors, arrays and `row_lists`."""
-    named = named_leaves(batch, is_list_of_entries)
-    return {name: leaf for name, leaf in named if _is_array(leaf) or name in row_lists}
+    return {name: entry for name, entry in _entries(batch).items() if _is_array(entry) or name in row_lists}
 
 
 def fill_up(batch: Any, first_rows: dict[str, Any], least_rows: int, row_lists: Collection[str]) -> Any:
@@ -153,22 +157,19 @@ def fill_up(batch: Any, first_rows: dict[str, Any], least_rows: int, row_lists: 
     if num_first_rows == 0:
         raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
     copies = math.ceil((least_rows - count_rows(batch)) / num_first_rows)
-    filled = dict(named_leaves(batch, is_list_of_entries))
-    for name, leaf in named_rows(batch, row_lists).items():
+    filled = _entries(batch)
+    for name, rows in named_rows(batch, row_lists).items():
         if name not in first_rows:
             raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
-        filled[name] = _join_rows(name, [leaf, *repeat(first_rows[name], copies)])
+        filled[name] = _join_rows(name, [rows, *repeat(first_rows[name], copies)])
     return replace_leaves(batch, filled.values(), is_list_of_entries)
 
 
-def slice_rows(batch: Any, rows: slice, row_lists: Collection[str] | None = None, **process: int) -> Any:
-    """`rows` of the tensors, arrays and `row_lists` of a batch; the rest stays as it is. None: as in a first batch."""
-    # The process is in the signature because this is a `slice_fn`. It is not needed here.
-    if row_lists is None:
-        row_lists = lists_with_rows(batch)
-    sliced = dict(named_leaves(batch, is_list_of_entries))
-    for name, leaf in named_rows(batch, row_lists).items():
-        sliced[name] = leaf[rows]
+def slice_rows(batch: Any, rows: slice, row_lists: Collection[str]) -> Any:
+    """`rows` of the tensors, arrays and `row_lists` of a batch; the rest stays as it is."""
+    sliced = _entries(batch)
+    for name, entry in named_rows(batch, row_lists).items():
+        sliced[name] = entry[rows]
     return replace_leaves(batch, sliced.values(), is_list_of_entries)
 
 

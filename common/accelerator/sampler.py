@@ -64,7 +64,7 @@ class SeedableRandomSampler(RandomSampler):
         if self.generator is None:
             self.generator = torch.Generator()
         self.generator.manual_seed(self.initial_seed + self.epoch)
-        yield from list(super().__iter__())  # drawn as a whole, also with replacement
+        yield from super().__iter__()
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
@@ -244,10 +244,10 @@ def steps_of(batches: Any) -> Iterator[Step]:
 
 
 def _steps_of_one_process(batches: Iterator[Any], full_size: int | None) -> Iterator[Step]:
-    """Each batch as a step: a short one if it has not the full size. Without a size each may be a single number."""
+    """Each batch as a step: a short one if it has not the full size. It may also be a single number, or an iterator."""
     for batch in batches:
         short_step = None
-        if full_size is not None and len(batch) != full_size:
+        if full_size is not None and hasattr(batch, "__len__") and len(batch) != full_size:
             short_step = ShortStep(rows=(len(batch),), num_real_all_ranks=len(batch))
         yield Step(batch, short_step)
 

@@ -135,7 +135,12 @@ class DataLoaderShard(DataLoader):
                 "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
             )
             return self._begin_reading(this_pass)
-        with self._generators.restored():
+        sampler = self.samplers[-1]
+        generator = self.generator
+        if isinstance(sampler, SeedableRandomSampler):  # Its generator is seeded anew, and workers draw from it now.
+            generator = None if generator is sampler.generator else generator
+            sampler = None
+        with Generators(self.device, sampler, generator).restored():
             steps = self._begin_reading(this_pass)
             if self.use_stateful_dataloader:
                 first = list(islice(steps, 1))  # The order is drawn with it.
@@ -155,7 +160,7 @@ class DataLoaderShard(DataLoader):
             return _leave_out(steps, skipped_batches, this_pass, generators)
         if not self.use_stateful_dataloader:
             return reader.read_steps(partial(steps_of, self._rest_of_order(this_pass)))
-        index_sampler = index_sampler_of(self)
+        index_sampler = index_sampler_of(self)  # Its order is drawn late, right after the states are noted.
         return reader.read_steps(partial(_draw_late, index_sampler, skipped_batches, this_pass, generators))
 
     def _rest_of_order(self, this_pass: Pass) -> Any:

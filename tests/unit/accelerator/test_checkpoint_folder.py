@@ -55,7 +55,7 @@ def test_a_damaged_file_is_refused_by_name_and_nothing_is_loaded(name, damage, a
     assert not (model.weight == 7).any()
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"format_version": 15, "files": ["a"]}'])
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b'{"format_version": 16, "files": ["a"]}'])
 def test_a_damaged_manifest_is_refused_by_name_and_can_be_saved_over(content, accelerator, tmp_path):
     accelerator.save_state(tmp_path / "c")
     (tmp_path / "c/manifest.json").write_bytes(content)
@@ -69,7 +69,7 @@ def test_another_format_is_refused_in_a_line_that_names_folder_and_versions(acce
     folder = accelerator.save_state(tmp_path / "c")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 11}))
-    line = f"{folder} is a checkpoint in format 11; this code reads 15$"
+    line = f"{folder} is a checkpoint in format 11; this code reads 16$"
     with pytest.raises(CheckpointError, match=line):
         accelerator.load_state(folder)
 

@@ -105,6 +105,9 @@ def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
     def make():
         return DataLoader(Numbers(10), batch_size=None, shuffle=True)
 
+    sized = SequentialSampler(range(10))
+    sized.batch_size = 2
+    assert list(prepare_data_loader(DataLoader(range(10), batch_size=None, sampler=sized))) == list(range(10))
     loader = prepare_data_loader(make(), use_seedable_sampler=True, data_seed=2)
     assert len(loader) == 10
     for epoch in range(2):

@@ -85,29 +85,35 @@ class Refused(NamedTuple):
 
 
 REFUSED = [
-    Refused("['weights']: 3, ['rows']: 4", *[{"weights": torch.ones(3), "rows": FIRST}] * 2),
-    Refused("['names']: 3, ['texts']: 4", *[{"names": list("abc"), "texts": list("abcd")}] * 2),
+    Refused("batch['weights']: 3, batch['rows']: 4", *[{"weights": torch.ones(3), "rows": FIRST}] * 2),
+    Refused("batch['names']: 3, batch['texts']: 4", *[{"names": list("abc"), "texts": list("abcd")}] * 2),
     Refused("may be samples or columns", *[[tuple("abcd"), tuple("ABCD")]] * 2),
     Refused("may be samples or columns", *[(FIRST.numpy(), "train")] * 2),
-    Refused("the lists in ['pair'] may be samples or columns", *[{"rows": FIRST, "pair": [list("abcd")] * 4}] * 2),
-    Refused("['turns'] may be samples or columns", *[{"rows": FIRST, "turns": [{"text": list("abcd")}] * 4}] * 2),
+    Refused("the lists in batch['pair'] may be samples or columns", *[{"rows": FIRST, "pair": [list("abcd")] * 4}] * 2),
+    Refused("batch['turns'] may be samples or columns", *[{"rows": FIRST, "turns": [{"text": list("abcd")}] * 4}] * 2),
     Refused("nothing in the batch has a row", *[{"flag": True, "loss": torch.tensor(0.5)}] * 2),
     Refused(
-        "['first'] differs between the batches of a step", {"first": 0, "rows": FIRST}, {"first": 4, "rows": SECOND}
+        "batch['first'] differs between the batches of a step",
+        {"first": 0, "rows": FIRST},
+        {"first": 4, "rows": SECOND},
     ),
     Refused(
-        "['arrays'] differs between the batches of a step",
+        "batch['arrays'] differs between the batches of a step",
         {"arrays": [FIRST.numpy()], "rows": FIRST},
         {"arrays": [SECOND.numpy()], "rows": SECOND},
     ),
     Refused(
-        "['slice'] differs between the batches of a step",
+        "batch['slice'] differs between the batches of a step",
         {"slice": slice(FIRST), "rows": FIRST},
         {"slice": slice(SECOND), "rows": SECOND},
     ),
-    Refused("only some of the batches of a step have ['more']", {"rows": FIRST, "more": FIRST}, {"rows": SECOND}),
-    Refused("['rows'] cannot be joined to a step (Sizes of", {"rows": torch.ones(4, 1)}, {"rows": torch.ones(4, 5)}),
-    Refused("['mixed'] cannot be joined", {"mixed": FIRST, "rows": FIRST}, {"mixed": [4, 5, 6, 7], "rows": SECOND}),
+    Refused("only some of the batches of a step have batch['more']", {"rows": FIRST, "more": FIRST}, {"rows": SECOND}),
+    Refused(
+        "batch['rows'] cannot be joined to a step (Sizes of", {"rows": torch.ones(4, 1)}, {"rows": torch.ones(4, 5)}
+    ),
+    Refused(
+        "batch['mixed'] cannot be joined", {"mixed": FIRST, "rows": FIRST}, {"mixed": [4, 5, 6, 7], "rows": SECOND}
+    ),
 ]
 
 
