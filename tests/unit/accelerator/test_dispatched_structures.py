@@ -111,6 +111,7 @@ REFUSED = [
     Refused(
         "batch['rows'] cannot be joined to a step (Sizes of", {"rows": torch.ones(4, 1)}, {"rows": torch.ones(4, 5)}
     ),
+    Refused("batch cannot be joined to a step (Sizes of", torch.ones(4, 1), torch.ones(4, 5)),
     Refused(
         "batch['mixed'] cannot be joined", {"mixed": FIRST, "rows": FIRST}, {"mixed": [4, 5, 6, 7], "rows": SECOND}
     ),
