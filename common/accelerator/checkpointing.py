@@ -426,7 +426,8 @@ def _mean_gradients(of_ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[
         for gradients in of_one_model:
             for name, gradient in gradients.items():
                 total[name] = total[name] + gradient if name in total else gradient
-        means.append({name: gradient / len(of_ranks) for name, gradient in total.items()})
+        mean = {name: gradient / len(of_ranks) for name, gradient in total.items()}
+        means.append(mean)
     return means
 
 
