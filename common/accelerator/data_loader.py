@@ -91,7 +91,8 @@ def prepare_data_loader(
     if dispatch_batches is None:
         dispatch_batches = put_on_device and is_stream
     state = PartialState()
-    num_processes = state.num_processes if num_processes is None else num_processes
+    if num_processes is None or dispatch_batches:
+        num_processes = state.num_processes
     process_index = state.process_index if process_index is None else process_index
     _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
     skipped = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
@@ -147,26 +148,29 @@ def prepare_data_loader(
 def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types: Any) -> torch.Generator | None:
     """The sampler's generator, from which all processes draw one order; one without it gets it, seeded from torch's.
 
-    It is None where nothing is to be taken over from rank 0. With `use_seedable_sampler` it is so in the original; here
-    there is one where samples would be lost without it.
+    It is None where nothing is to be taken over from rank 0. With `use_seedable_sampler` it always is in the original.
     """
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
     sampler: Any = getattr(index_sampler, "sampler", None)
     if not hasattr(sampler, "generator"):
         return None
-    if use_seedable_sampler:
-        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-            return None  # Its order follows from the epoch, or loses no samples.
-        if sampler.generator is None and "torch" in (rng_types or ()):
-            return None  # Each pass takes over torch's.
-        state = (generator_of(sampler) or torch.default_generator).get_state()
-        if all(torch.equal(state, other) for other in gather_object([state])):
-            return None  # All draw alike.
+    if use_seedable_sampler and not _would_lose_samples(sampler, rng_types):
+        return None
     if sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
         sampler.generator.manual_seed(int(seed))
     return generator_of(sampler)
+
+
+def _would_lose_samples(sampler: Any, rng_types: Any) -> bool:
+    """A collective: True if processes would draw by `sampler` different orders that have each sample once."""
+    if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+        return False  # The order follows from the epoch, or each sample is drawn by itself.
+    if sampler.generator is None and "torch" in (rng_types or ()):
+        return False  # Each pass takes over torch's.
+    state = (generator_of(sampler) or torch.default_generator).get_state()
+    return not all(torch.equal(state, other) for other in gather_object([state]))
 
 
 def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:

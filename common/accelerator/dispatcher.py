@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -13,25 +13,17 @@ from .position import Pass
 from .reader import Reader
 from .rows import (
     READ_EVERYWHERE,
+    WholeBatch,
     check_no_columns,
     check_rows,
     count_rows,
-    fill_up,
     join_batches,
     lists_with_rows,
     named_rows,
-    slice_rows,
 )
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
-
-
-class WholeBatch(NamedTuple):
-    """The joined batch of all processes for one step, and the names of its lists that have a row for each sample."""
-
-    content: Any
-    row_lists: list[str]
 
 
 class DataLoaderDispatcher(DataLoaderShard):
@@ -72,7 +64,7 @@ class DataLoaderDispatcher(DataLoaderShard):
     @property
     def remainder(self) -> int:
         """Samples of all processes in the last step, also in a full one; -1 until it is yielded."""
-        if not self.progress.current.is_over:
+        if not self.progress.passes or not self.progress.current.position.is_over:
             return -1
         return self.total_batch_size if self.short_step is None else self.short_step.num_real_all_ranks
 
@@ -124,7 +116,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 iter(order)  # which may draw, see `Reader`
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
             if self.persistent_workers:
-                self._reader = Reader(self)  # Its workers do not begin here, but they have drawn their seed.
+                self._reader = Reader(self)  # It stands for the main process's, whose workers have begun.
         # The order is drawn when the pass begins, because workers are given their first batches then.
         list(islice(order, self.prefetch_factor * self.num_workers))
 
@@ -145,7 +137,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             if is_checked:
                 for part in parts:
                     check_rows(part, row_lists)
-            yield WholeBatch(join_batches(parts, row_lists), row_lists)
+            yield join_batches(parts, row_lists)
 
     def _whole_steps(self, batches: Iterator[WholeBatch]) -> Iterator[Step]:
         """On the main process: the steps of all processes, each with a batch that can be divided between them.
@@ -169,8 +161,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 num_real -= extra_rows
             elif extra_rows > 0:
                 share += 1
-                filled = fill_up(batch.content, first_rows, share * world_size, batch.row_lists)
-                batch = batch._replace(content=filled)
+                batch = batch.fill_up(first_rows, share * world_size)
             short_step = None
             if extra_rows > 0 or num_real != self.total_batch_size:
                 short_step = ShortStep((share,) * world_size, num_real_all_ranks=num_real)
@@ -213,6 +204,6 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _slice(self, batch: WholeBatch, begin: int, end: int) -> Any:
         if self.slice_fn is None:
-            return slice_rows(batch.content, slice(begin, end), batch.row_lists)
+            return batch.slice(slice(begin, end))
         process: dict[str, Any] = {"process_index": self.state.process_index, "num_processes": self.state.num_processes}
         return self.slice_fn(batch.content, slice(begin, end), **process)

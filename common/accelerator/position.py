@@ -15,7 +15,8 @@ class Position(NamedTuple):
         steps_done: how many steps of the epoch were left out or yielded; 0 if it has not begun.
         is_over: True if the last of them was the last step of the epoch.
         order_states: those of the generators before the order was drawn (S); None if it is not drawn yet.
-        read_ahead_states: those before the batch was read that was read and not yielded (B).
+        read_ahead_states: those before the batch was read that was read and not yielded (B). None where loader workers
+            read, which have generators of their own.
     """
 
     epoch: int
@@ -47,49 +48,39 @@ class Pass:
 
     Attributes:
         start: where it begins: behind the steps that the loader leaves out, or where a checkpoint stopped.
+        position: where it is, behind the batch that was yielded last.
         is_resumed: True if it is the rest of an epoch that another run has begun.
-        steps_done: how many steps of the epoch were left out or yielded.
-        is_over: True if the batch that was yielded last is the last one of the epoch.
-        end_of_dataloader: the same, unless the script has set it.
-        short_step: the ShortStep of the step that was yielded last, if it has one.
-        order_states, read_ahead_states: see Position.
+        end_of_dataloader: True at the last batch, as `position.is_over`, unless the script has set it.
+        short_step: the ShortStep of the batch that was yielded last, if it has one.
+        order_states: those from which the order was drawn, as soon as it is.
     """
 
     def __init__(self, start: Position, is_resumed: bool = False) -> None:
         self.start = start
+        self.position = start
         self.is_resumed = is_resumed
-        self.steps_done = start.steps_done
-        self.is_over = False
         self.end_of_dataloader = False
         self.short_step: ShortStep | None = None
         self.order_states = start.order_states
-        self.read_ahead_states: dict[str, Any] | None = None
 
     def begin_order(self, generators: Generators) -> None:
-        """Note the states from which the order is about to be drawn; those of a checkpoint are restored first."""
+        """Note the states from which the order is about to be drawn: a checkpoint's, to draw its order again."""
         if self.start.order_states is not None:
-            generators.go_back(self.start.order_states)
+            generators.go_to_order(self.start.order_states)
         self.order_states = generators.states()
 
-    def begin_reading(self, generators: Generators) -> None:
-        """Restore the states from which a checkpoint's run has read its next batch ahead. It is read again now."""
+    def begin_read_ahead(self, generators: Generators) -> None:
+        """Go to where a checkpoint's run has read its next batch ahead, which is about to be read again."""
         if self.start.read_ahead_states is not None:
-            generators.go_back(self.start.read_ahead_states)
+            generators.go_to(self.start.read_ahead_states)
 
     def advance(self, short_step: ShortStep | None, is_last: bool, read_ahead_states: dict[str, Any] | None) -> None:
         """Go on to the step that is about to be yielded. The next one was read from `read_ahead_states`."""
-        self.steps_done += 1
+        steps_done = self.position.steps_done + 1
+        self.position = Position(self.start.epoch, steps_done, is_last, self.order_states, read_ahead_states)
         self.short_step = short_step
-        self.read_ahead_states = read_ahead_states
-        self.is_over = is_last
         if is_last:
             self.end_of_dataloader = True
-
-    def position(self) -> Position:
-        """The Position after the batch that was yielded last, or at the beginning of the pass."""
-        if self.steps_done == self.start.steps_done:
-            return self.start
-        return Position(self.start.epoch, self.steps_done, self.is_over, self.order_states, self.read_ahead_states)
 
 
 @dataclass(eq=False)
@@ -100,14 +91,14 @@ class Progress:
         epoch: the one that the next pass visits.
         prepared_skip: steps that it leaves out as it was prepared; what `skip_first_batches` makes of it has more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
-        was_left: True if an epoch has begun and not come to its end, here or in the run that saved the checkpoint.
+        epoch_is_open: True if an epoch has begun and not come to its end, here or in the run that saved the checkpoint.
         loaded: where a checkpoint says to go on, until the next pass begins; None if none was loaded.
     """
 
     epoch: int = 0
     prepared_skip: int = 0
     passes: list[Pass] = field(default_factory=list)
-    was_left: bool = False
+    epoch_is_open: bool = False
     loaded: Position | None = None
 
     @property
@@ -120,9 +111,9 @@ class Progress:
             return Pass(loaded)
         return Pass(Position(self.epoch))
 
-    def load(self, next_epoch: int, position: Position, was_left: bool) -> None:
-        self.epoch = next_epoch
-        self.was_left = was_left
+    def load(self, position: Position, epoch_is_open: bool) -> None:
+        self.epoch = position.next_epoch
+        self.epoch_is_open = epoch_is_open
         self.loaded = position
 
     def begin_pass(self, skip: int) -> Pass:
@@ -136,7 +127,7 @@ class Progress:
                 as prepared, or up to there          at this position, with the batch that was read ahead
                 to another step                      behind what it skips, in the order of the checkpoint
 
-        It is the rest of an epoch of another run if that was left, and this pass leaves out more than was prepared.
+        It is the rest of an epoch of another run if that run has left it open, and this pass leaves out its beginning.
         """
         loaded = self.loaded
         if loaded is None or loaded.epoch != self.epoch or loaded.steps_done == 0:
@@ -145,8 +136,8 @@ class Progress:
             start = loaded
         else:
             start = loaded._replace(steps_done=skip, is_over=False, read_ahead_states=None)
-        is_resumed = loaded is not None and self.was_left and start.steps_done > self.prepared_skip
-        self.was_left = True
+        is_resumed = loaded is not None and self.epoch_is_open and start.steps_done > self.prepared_skip
+        self.epoch_is_open = True
         self.loaded = None
         this_pass = Pass(start, is_resumed)
         self.passes.append(this_pass)
@@ -156,9 +147,9 @@ class Progress:
         """Go on to the next epoch, because the pass has come to its end."""
         if self.loaded is not None:  # That was within the pass, and the checkpoint says where the next one begins.
             return
-        self.was_left = False
+        self.epoch_is_open = False
         # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
-        if this_pass.steps_done > 0:
+        if this_pass.position.steps_done > 0:
             self.epoch += 1
 
     def make_current(self, this_pass: Pass) -> None:

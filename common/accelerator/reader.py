@@ -74,8 +74,8 @@ class Reader:
         """
         self._pass_sampler.draw_steps = draw_steps
         batches = iter(self._loader)  # This calls `iter` of the PassSampler, perhaps twice.
-        steps = self._pass_sampler.kept_steps
-        return (next(steps)._replace(content=batch) for batch in batches)
+        # A pass within this one may begin the order anew, because workers that stay alive read for one pass alone.
+        return (next(self._pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
 
 
 class PassSampler:

@@ -9,6 +9,9 @@ made: S and B. An epoch of six batches, with a checkpoint after the third, when 
 
     the run        S  a b c are drawn and yielded     B  d is read     C  d e f
     the resumed    S  a b c are drawn and left out    B  d is read     C  d e f
+
+The resumed pass goes to S (`Pass.begin_order`) and to B (`Pass.begin_read_ahead`) within a block that ends in the
+states C, from which it started (`Generators.restored`).
 """
 
 from collections.abc import Iterator
@@ -46,13 +49,16 @@ class Generators:
         _set_state(generator_of(self.sampler), sampler_state)
         _set_state(self.loader_generator, states["loader_generator"])
 
-    def go_back(self, states: dict[str, Any]) -> None:
-        """Put all generators back to where they had these `states`, here or in another run."""
+    def go_to(self, states: dict[str, Any]) -> None:
         set_random_states(self.device, states)
         self.load_own_states(states)
+
+    def go_to_order(self, states: dict[str, Any]) -> None:
+        """Go to where an order was drawn, for the sampler to draw it again. Only within `restored`."""
+        self.go_to(states)
         if generator_of(self.sampler) is not None and states["sampler_generator"] is None:
-            # On several processes `prepare` has given it a generator. That run had one, on which it gives none.
-            self.sampler.generator = None  # Until `restored` puts it back.
+            # That run had one process. On several, `prepare` has given the sampler a generator.
+            self.sampler.generator = None
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -64,7 +70,7 @@ class Generators:
         finally:
             if sampler_generator is not None:
                 self.sampler.generator = sampler_generator
-            self.go_back(states)
+            self.go_to(states)
 
 
 def _state_of(generator: torch.Generator | None) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ array in it.
 import math
 from collections.abc import Collection, Sequence
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -82,10 +82,10 @@ def lists_with_rows(batch: Any) -> list[str]:
 
 
 def check_no_columns(batch: Any) -> None:
-    """Raise ValueError if the entries of a list that has rows may be columns, and not samples."""
+    """Raise ValueError if the entries of a list may be columns, each with as many entries as the batch has rows."""
     rows = count_rows(batch)
     for name, entries in _lists(batch).items():
-        if len(entries) == rows and _are_lists_of(rows, entries):
+        if _are_lists_of(rows, entries):
             raise _ambiguous(name)
 
 
@@ -108,7 +108,39 @@ def check_rows(batch: Any, row_lists: Collection[str]) -> None:
         raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
 
 
-def join_batches(batches: Sequence[Any], row_lists: Collection[str]) -> Any:
+class WholeBatch(NamedTuple):
+    """The batch of a step: `content`, and the names of the lists in it that have rows, beside tensors and arrays."""
+
+    content: Any
+    row_lists: Collection[str]
+
+    def slice(self, rows: slice) -> Any:
+        """`rows` of what has rows; the rest stays as it is."""
+        sliced = _entries(self.content)
+        for name, entry in named_rows(self.content, self.row_lists).items():
+            sliced[name] = entry[rows]
+        return replace_leaves(self.content, sliced.values(), is_list_of_entries)
+
+    def fill_up(self, first_rows: dict[str, Any], least_rows: int) -> "WholeBatch":
+        """At least so many rows: those of `first_rows`, of the first step, follow the own, as often as is needed.
+
+        Raises:
+            ValueError: if there are no `first_rows`, or if they cannot be joined to the own.
+        """
+        num_first_rows = count_rows(first_rows)
+        if num_first_rows == 0:
+            raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
+        copies = math.ceil((least_rows - count_rows(self.content)) / num_first_rows)
+        filled = _entries(self.content)
+        for name, rows in named_rows(self.content, self.row_lists).items():
+            if name not in first_rows:
+                raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
+            filled[name] = _join_rows(name, [rows, *repeat(first_rows[name], copies)])
+        content = replace_leaves(self.content, filled.values(), is_list_of_entries)
+        return self._replace(content=content)
+
+
+def join_batches(batches: Sequence[Any], row_lists: Collection[str]) -> WholeBatch:
     """One batch with the rows of all `batches` of a step, and with what has no rows, which is the same in all.
 
     Tensors, arrays and `row_lists` have rows.
@@ -131,7 +163,7 @@ def join_batches(batches: Sequence[Any], row_lists: Collection[str]) -> Any:
             joined[name] = first
         else:
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
-    return replace_leaves(batches[0], joined.values(), is_list_of_entries)
+    return WholeBatch(replace_leaves(batches[0], joined.values(), is_list_of_entries), row_lists)
 
 
 def _is_same(leaf: Any, other: Any) -> bool:
@@ -145,32 +177,6 @@ def _is_same(leaf: Any, other: Any) -> bool:
 def named_rows(batch: Any, row_lists: Collection[str]) -> dict[str, Any]:
     """By name, what has rows in `batch`: tensors, arrays and `row_lists`."""
     return {name: entry for name, entry in _entries(batch).items() if _is_array(entry) or name in row_lists}
-
-
-def fill_up(batch: Any, first_rows: dict[str, Any], least_rows: int, row_lists: Collection[str]) -> Any:
-    """`batch` with at least so many rows: the `named_rows` of the first step follow its own, as often as is needed.
-
-    Raises:
-        ValueError: if there are no `first_rows`, or if they cannot be joined to those of `batch`.
-    """
-    num_first_rows = count_rows(first_rows)
-    if num_first_rows == 0:
-        raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
-    copies = math.ceil((least_rows - count_rows(batch)) / num_first_rows)
-    filled = _entries(batch)
-    for name, rows in named_rows(batch, row_lists).items():
-        if name not in first_rows:
-            raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
-        filled[name] = _join_rows(name, [rows, *repeat(first_rows[name], copies)])
-    return replace_leaves(batch, filled.values(), is_list_of_entries)
-
-
-def slice_rows(batch: Any, rows: slice, row_lists: Collection[str]) -> Any:
-    """`rows` of the tensors, arrays and `row_lists` of a batch; the rest stays as it is."""
-    sliced = _entries(batch)
-    for name, entry in named_rows(batch, row_lists).items():
-        sliced[name] = entry[rows]
-    return replace_leaves(batch, sliced.values(), is_list_of_entries)
 
 
 def _join_rows(name: str, parts: list[Any]) -> Any:

@@ -238,7 +238,7 @@ def steps_of(batches: Any) -> Iterator[Step]:
     It is no generator: `iter` of a script's own sampler is called here, and may draw. Those of this file draw at the
     first step, see `Reader`.
     """
-    if isinstance(batches, (BatchSamplerShard, SkipBatchSampler)):
+    if type(batches) in (BatchSamplerShard, SkipBatchSampler):  # A script's subclass may have another `__iter__`.
         return batches.steps()
     return _steps_of_one_process(iter(batches), getattr(batches, "batch_size", None))
 

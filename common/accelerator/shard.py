@@ -91,6 +91,7 @@ class DataLoaderShard(DataLoader):
         progress = self.progress
         this_pass = progress.begin_pass(self.skip_batches)
         generators = self._generators
+        notes_states = self.use_stateful_dataloader and self.num_workers == 0
         self.gradient_state._add_dataloader(self)
         try:
             steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
@@ -99,7 +100,7 @@ class DataLoaderShard(DataLoader):
                 batch, short_step = following
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
-                read_ahead_states = generators.states() if self.use_stateful_dataloader else None
+                read_ahead_states = generators.states() if notes_states else None
                 following = next(steps, None)
                 this_pass.advance(short_step, following is None, read_ahead_states)
                 progress.make_current(this_pass)
@@ -151,22 +152,26 @@ class DataLoaderShard(DataLoader):
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
         generators = self._generators
-        skipped_batches = this_pass.start.steps_done * self.batches_read_per_step
         if isinstance(self.dataset, IterableDataset):
             # A stream is always read from its first batch.
             steps = reader.read_stream()
             if not isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
                 steps = (Step(batch, None) for batch in steps)
-            return _leave_out(steps, skipped_batches, this_pass, generators)
-        if not self.use_stateful_dataloader:
+            return _leave_out(steps, self._batches_to_skip(this_pass), this_pass, generators)
+        if not self.use_stateful_dataloader:  # As in the original, `iter` of a script's own sampler is called at once.
             return reader.read_steps(partial(steps_of, self._rest_of_order(this_pass)))
-        index_sampler = index_sampler_of(self)  # Its order is drawn late, right after the states are noted.
-        return reader.read_steps(partial(_draw_late, index_sampler, skipped_batches, this_pass, generators))
+        # It is called with the first step, right after the states are noted.
+        index_sampler = index_sampler_of(self)
+        skipped = self._batches_to_skip(this_pass)
+        return reader.read_steps(partial(_draw_late, index_sampler, skipped, this_pass, generators))
+
+    def _batches_to_skip(self, this_pass: Pass) -> int:
+        return this_pass.start.steps_done * self.batches_read_per_step
 
     def _rest_of_order(self, this_pass: Pass) -> Any:
-        skipped_batches = this_pass.start.steps_done * self.batches_read_per_step
+        skipped = self._batches_to_skip(this_pass)
         index_sampler = index_sampler_of(self)
-        return SkipBatchSampler(index_sampler, skipped_batches) if skipped_batches > 0 else index_sampler
+        return SkipBatchSampler(index_sampler, skipped) if skipped > 0 else index_sampler
 
     def _get_reader(self) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
@@ -187,7 +192,7 @@ class DataLoaderShard(DataLoader):
 
     @property
     def end_of_dataloader(self) -> bool:
-        """True at the last batch. Within a loop, a script that accumulates within a batch may set it to False."""
+        """True at the last batch. A script that accumulates within a batch may set it to False, within a loop alone."""
         return self.progress.current.end_of_dataloader
 
     @end_of_dataloader.setter
@@ -250,19 +255,19 @@ class DataLoaderShard(DataLoader):
         With `use_stateful_dataloader` it holds the position, and the states of the generators that are not global.
         Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
-        this_pass = self.progress.current
+        position = self.progress.current.position
         sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         state: dict[str, Any] = {}
-        if self.progress.passes or self.progress.was_left:
-            state["was_left"] = True
+        if self.progress.passes or self.progress.epoch_is_open:
+            state["epoch_is_open"] = True
         if not self.use_stateful_dataloader:
             if seed is not None:
-                state |= {"epoch": this_pass.start.epoch, "is_over": this_pass.is_over, "sampler_seed": seed}
+                state |= {"epoch": position.epoch, "is_over": position.is_over, "sampler_seed": seed}
             return state
         return {
             **state,
-            **this_pass.position()._asdict(),
+            **position._asdict(),
             **self._generators.own_states(),
             "step_size": self._step_size,
             "sampler_class": type(sampler).__name__,
@@ -282,13 +287,12 @@ class DataLoaderShard(DataLoader):
                 another class.
         """
         sampler = self.samplers[-1]
-        next_epoch = state_dict.get("epoch", self.iteration) + int(state_dict.get("is_over", False))
-        position = Position(next_epoch)
+        position = Position(state_dict.get("epoch", self.iteration), is_over=state_dict.get("is_over", False))
         if self.use_stateful_dataloader and "steps_done" in state_dict:
             position = loaded_position(state_dict, self._step_size, type(sampler).__name__)
             self._generators.load_own_states(state_dict)
             self._reader = None  # Workers that are there belong to another place.
-        self.progress.load(next_epoch, position, was_left="was_left" in state_dict)
+        self.progress.load(position, epoch_is_open="epoch_is_open" in state_dict)
         seed = state_dict.get("sampler_seed")
         if isinstance(sampler, SeedableRandomSampler) and seed is not None:  # the saved sampler may have had none
             sampler.initial_seed = seed
@@ -351,5 +355,5 @@ def _leave_out(steps: Iterator[Step], skipped: int, this_pass: Pass, generators:
     """`steps` without the first `skipped`, which are drawn or read all the same."""
     for _ in islice(steps, skipped):
         pass
-    this_pass.begin_reading(generators)
+    this_pass.begin_read_ahead(generators)
     yield from steps

@@ -9,7 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, S
 
 from common.accelerator import Accelerator
 from common.accelerator.data_loader import SeedableRandomSampler, get_sampler, prepare_data_loader, skip_first_batches
-from common.accelerator.sampler import DistributedEvalSampler
+from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from common.accelerator.utils import DataLoaderConfiguration, set_seed, synchronize_rng_states
 from tests.toys import Numbers, NumbersOfEpoch, Stream, StreamOfWorkers, seeded_order
 from tests.unit.accelerator.several_processes import gathered, on_ranks, played_loaders
@@ -97,6 +97,17 @@ def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(how
 
 class Buckets(list, BatchSampler):
     """A batch sampler without torch's `__init__`: it has no batch size."""
+
+
+class Reversed(BatchSamplerShard):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch[::-1]
+
+
+def test_a_shard_of_ones_own_makes_its_batches_by_itself():
+    batches = Reversed(BatchSampler(range(4), 2, drop_last=False))
+    assert gathered([prepare_data_loader(DataLoader(range(4), batch_sampler=batches))]) == [1, 0, 3, 2]
 
 
 def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():

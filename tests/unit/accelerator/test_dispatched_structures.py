@@ -91,6 +91,7 @@ REFUSED = [
     Refused("may be samples or columns", *[(FIRST.numpy(), "train")] * 2),
     Refused("the lists in batch['pair'] may be samples or columns", *[{"rows": FIRST, "pair": [list("abcd")] * 4}] * 2),
     Refused("batch['turns'] may be samples or columns", *[{"rows": FIRST, "turns": [{"text": list("abcd")}] * 4}] * 2),
+    Refused("batch['words'] may be samples or columns", *[{"rows": FIRST, "words": [tuple("abcd")] * 3}] * 2),
     Refused("nothing in the batch has a row", *[{"flag": True, "loss": torch.tensor(0.5)}] * 2),
     Refused(
         "batch['first'] differs between the batches of a step",

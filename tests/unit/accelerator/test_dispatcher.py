@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
-from common.accelerator.rows import fill_up, join_batches
+from common.accelerator.rows import WholeBatch, join_batches
 from common.processes import RankFailed
 from tests.toys import ShuffledStream
 from tests.unit.accelerator.several_processes import on_dispatching_ranks, on_ranks
@@ -264,12 +264,12 @@ def test_a_last_step_with_fewer_rows_than_processes_is_dropped():
 
 def test_a_first_step_without_samples_cannot_fill_up_the_last_one():
     with pytest.raises(ValueError, match="the first step has no samples"):
-        fill_up(torch.ones(1), {"": torch.ones(0)}, 2, [])
+        WholeBatch(torch.ones(1), []).fill_up({"batch": torch.ones(0)}, 2)
 
 
 def test_a_loss_that_is_nan_in_all_batches_of_a_step_does_not_differ():
     batches = [{"loss": float("nan"), "rows": torch.ones(1)} for _ in range(2)]
-    assert math.isnan(join_batches(batches, [])["loss"])
+    assert math.isnan(join_batches(batches, []).content["loss"])
 
 
 def dispatch_names(accelerator, samples, names):
@@ -287,13 +287,17 @@ def test_a_list_without_rows_in_the_first_batch_stays_whole_in_each_step(samples
         assert batches == [names] * math.ceil(samples / 6)
 
 
-def test_what_cannot_be_dispatched_is_refused():
+def assert_that_what_cannot_be_dispatched_is_refused(accelerator):
     def prepare(loader, **kwargs):
-        return prepare_data_loader(loader, num_processes=2, process_index=0, dispatch_batches=True, **kwargs)
+        return prepare_data_loader(loader, dispatch_batches=True, **kwargs)
 
     with pytest.raises(ValueError, match="requires put_on_device"):
         prepare(DataLoader(Rows(4)))
     with pytest.raises(ValueError, match="twice"):
         prepare(DataLoader(Rows(4), sampler=DistributedEvalSampler(range(4), 2, 0)), put_on_device=True)
     with pytest.raises(ValueError, match="2 processes can split, not 5"):
-        prepare(DataLoader(Rows(5), batch_size=5), put_on_device=True, split_batches=True)
+        prepare(DataLoader(Rows(5), batch_size=5), put_on_device=True, split_batches=True, num_processes=1)
+
+
+def test_what_cannot_be_dispatched_is_refused():
+    on_ranks(2, assert_that_what_cannot_be_dispatched_is_refused)

@@ -53,6 +53,17 @@ def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known(sample
         assert rows == [([0, 1], False), ([2, 3], True), (last, True)]
 
 
+def test_workers_that_stay_read_for_the_pass_that_began_last():
+    """As in the original: torch has one iterator for both passes, and the inner one begins its order anew."""
+    loader = prepare_data_loader(DataLoader(range(10), 2, num_workers=1, persistent_workers=True))
+    seen = []
+    for batch in loader:
+        seen.append(batch.tolist())
+        if len(seen) == 2:
+            assert next(iter(loader)).tolist() == [0, 1]
+    assert seen == [[0, 1], [2, 3], [4, 5], [4, 5], [6, 7], [8, 9]]
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_the_last_batch_of_a_copied_loader_ends_its_window(copied):
     config = DataLoaderConfiguration(use_stateful_dataloader=True)

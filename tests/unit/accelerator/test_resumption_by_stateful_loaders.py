@@ -98,6 +98,11 @@ ON_ONE_PROCESS = {
     "a dispatched stream": Case(lambda size: DataLoader(Stream(DATA), size, collate_fn=masked), DISPATCHING),
     "drawn from the loader's generator": Case(lambda size: drawn_from(seeded(), size)),
     "workers": Case(lambda size: DataLoader(DATA, size, shuffle=True, num_workers=1)),
+    "in three parts, workers": Case(
+        lambda size: DataLoader(
+            DATA, size, sampler=RandomSampler(range(5), num_samples=14, generator=seeded()), num_workers=1
+        )
+    ),
     "workers that stay": Case(lambda size: DataLoader(DATA, size, True, num_workers=1, persistent_workers=True)),
 }
 CASES = ORDERS | ON_ONE_PROCESS
