@@ -51,6 +51,13 @@ class DataLoaderShard(DataLoader):
         steps_of              draws their order
         send_to_device        puts the batch on the device
 
+    Sizes, for batches of four in the script's loader and two processes:
+
+        default   split_batches   dispatching, split_batches or not
+        8         4               4                             8       total_batch_size: samples of a full step
+        4         2               2                             4       samples of a process in it
+        1         1               1                             2       batches_read_per_step, where it reads
+
     Args:
         dataset, kwargs: of DataLoader.
         device: where the batches go; None leaves them.
