@@ -1,7 +1,7 @@
 """`Record.steps`: the optimizers have the networks' parameters, and step alike on all ranks."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.by_rank import changing_rates, corresponding_steps, have_same_rates
+from common.doctor.checks.by_rank import changing_rates, corresponding_steps, have_same_rates, no_difference
 from common.doctor.record import Record
 
 
@@ -26,10 +26,10 @@ def check_parameters(records: list[Record]) -> Answer:
 def check_learning_rates(records: list[Record]) -> Answer:
     steps = corresponding_steps(records)
     if not steps:
-        return NotExamined("no optimizer step was seen on all ranks")
+        return NotExamined("no optimizer step was seen that all ranks make together")
     different = [number for number, of_ranks in enumerate(steps) if not have_same_rates(of_ranks)]
     if not different:
-        return Right()
+        return no_difference(records)
     first = different[0]
     rates_by_rank = [f"rank {rank} has {step.learning_rates}" for rank, step in enumerate(steps[first])]
     counted = f"the ranks' learning rates differ at {len(different)} of {len(steps)} steps"
