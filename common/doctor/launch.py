@@ -36,14 +36,13 @@ class Rank(NamedTuple):
 
 def observe(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
     """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds."""
-    gpus = torch.cuda.device_count()
-    if 0 < gpus < processes:  # nccl wants a GPU for each
-        print(f"{gpus} GPUs are too few for {processes} processes: the script sees none", file=sys.stderr)
+    environment = _environment(processes)
     port = free_port()
     ranks: list[Rank] = []
     try:
         for number in range(processes):
-            ranks.append(_start(number, folder / f"rank{number}", command, _environment(number, processes, port)))
+            variables = {**environment, **rank_variables(number, processes, port)}
+            ranks.append(_start(number, folder / f"rank{number}", command, variables))
         _wait(ranks, patience)
     finally:
         stopped = _stop(ranks)
@@ -64,12 +63,16 @@ def _start(number: int, folder: Path, command: list[str], environment: dict[str,
     return Rank(number, folder, process)
 
 
-def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
+def _environment(processes: int) -> dict[str, str]:
+    """The environment variables that all ranks have. They see no GPU if there is not one for each, as nccl wants it."""
     of_torchrun = {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "doctor"}  # so a script knows torchrun
-    environment = {**os.environ, **rank_variables(rank, processes, port), **of_torchrun}
+    environment = {**os.environ, **of_torchrun}
     environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default
-    if torch.cuda.device_count() < processes:
+    gpus = torch.cuda.device_count()
+    if gpus < processes:
         environment["CUDA_VISIBLE_DEVICES"] = ""
+        if gpus:
+            print(f"too few GPUs ({gpus}) for {processes} processes: the script sees none", file=sys.stderr)
     return environment
 
 

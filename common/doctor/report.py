@@ -53,7 +53,7 @@ def _verdict(answers: dict[str, Answer], records: list[Record]) -> str:
         return "Nothing found, but an observer or a check failed."
     if isinstance(answers[WEIGHTS], Right):
         return "Healthy: nothing found."
-    return "Nothing found, but the weights were not compared."
+    return "Nothing found, but the weights were not all compared."
 
 
 def _wrapped(text: str) -> list[str]:

@@ -22,12 +22,8 @@ class Uneven(NamedTuple):
     """An epoch in which a rank has come to its end with fewer batches than another rank has read."""
 
     number: int
-    batches: list[int]  # the number of them on each rank
+    counts: str  # "rank 0 has 9 batches, rank 1 has 8 batches"
     steps: int  # the number of optimizer steps before the last batch of the rank that has fewest
-
-    def __str__(self) -> str:
-        counts = [f"rank {rank} has {count} batches" for rank, count in enumerate(self.batches)]
-        return f"{self.number} {', '.join(counts)}"
 
 
 def first_uneven(of_ranks: Iterable[list[Epoch]]) -> Uneven | None:
@@ -35,12 +31,13 @@ def first_uneven(of_ranks: Iterable[list[Epoch]]) -> Uneven | None:
         batches = [len(epoch.batches) for epoch in epochs]
         shorter = [epoch for epoch in epochs if epoch.complete and len(epoch.batches) < max(batches)]
         if shorter:
-            return Uneven(number, batches, min(epoch.batches[-1].steps for epoch in shorter))
+            counts = [f"rank {rank} has {count} batches" for rank, count in enumerate(batches)]
+            return Uneven(number, ", ".join(counts), min(epoch.batches[-1].steps for epoch in shorter))
     return None
 
 
 def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
-    """The optimizer steps that all ranks make together: up to the last batch of the first rank that has fewer batches.
+    """The optimizer steps that all ranks make together: those before the last batch of a rank that has fewer batches.
 
     With a step for each batch, under Join:
 
@@ -54,10 +51,11 @@ def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
 
 
 def no_difference(records: list[Record]) -> Answer:
-    """The answer where no corresponding steps differ: Right if they are all steps."""
-    uneven = first_uneven(record.training_epochs for record in records)
-    if uneven:
-        return NotExamined(f"only the first {uneven.steps} steps were compared, as in epoch {uneven}")
+    """The answer where the ranks do not differ at corresponding steps: Right if these are all steps."""
+    compared = len(corresponding_steps(records))
+    made = max(len(record.steps) for record in records)
+    if compared < made:
+        return NotExamined(f"the ranks make only the first {compared} of {made} steps together, and these are alike")
     return Right()
 
 

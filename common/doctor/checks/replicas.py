@@ -1,4 +1,7 @@
-"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
+"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation.
+
+Some numbers of each tensor are compared: of the weights after each of the first 64 steps, then after 128, 256, … steps.
+"""
 
 from common.doctor.answers import Answer, Finding, NotExamined, overall
 from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, no_difference, trained_networks
@@ -17,7 +20,7 @@ def check_same_weights(records: list[Record]) -> Answer:
 
 
 def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
-    """Right if the weights are equal after each step, a Finding if they part once and for all, else not examined."""
+    """Right if the weights are equal after each step, a Finding if they differ and are never equal again."""
     by_step = differences_by_step([network.weights for network in networks], records)
     if not by_step:
         return NotExamined("no finite weights after a step were seen on all ranks, or no rank has whole parameters")
@@ -62,8 +65,8 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
 
 
 def check_same_statistics(records: list[Record]) -> Answer:
-    answers = [_statistics(networks, records) for networks in trained_networks(records)]
-    return overall(answers, NO_STATISTICS)
+    networks_with_batchnorm = [each for each in trained_networks(records) if any(each[0].statistics.values())]
+    return overall([_statistics(networks, records) for networks in networks_with_batchnorm], NO_STATISTICS)
 
 
 def _statistics(networks: tuple[Network, ...], records: list[Record]) -> Answer:

@@ -1,5 +1,6 @@
 """`Record.epochs`: each sample trains on one rank, and each epoch has an order of its own."""
 
+from collections.abc import Sequence
 from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
@@ -26,19 +27,17 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     """The answer about one epoch, such as these of four samples:
 
     0 2      1 3      right: parts of one order
-    0 2 3    1 3 0    not examined: no rank reads all, and the sampler may repeat samples on purpose
+    0 2 3    1 3 0    not examined: who does not read each sample once may read some twice on purpose
     0 2 1 3  0 2 1 3  that of `_one_order`
-    0 2 1 3  3 1 0 2  found: each rank reads all, in an order of its own
+    0 2 1 3  3 1 0 2  found: each rank reads each once, in an order of its own
     """
     if not are_numbered_alike(epochs):
         return _by_contents(number, epochs)
     if read_parts_of_one_order(epochs):
         return Right()
     first, *others = epochs
-    for epoch in epochs:
-        left_out = set(first.numbers).difference(epoch.samples)
-        if len(left_out) >= epoch.batches[0].size:  # a loader drops less than a batch
-            return NotExamined("samples were read twice, but not all on each rank: only a whole epoch tells why")
+    if not all(_reads_each_once(epoch, first.numbers) for epoch in epochs):
+        return NotExamined("samples were read twice, but a rank did not read each once, to the end of the epoch")
     if not are_same_samples([pair for other in others for pair in read_twice(first, other)]):
         return NotExamined("no contents show that a number is the same sample on each rank")
     if all(epoch.samples == first.samples for epoch in epochs):
@@ -48,6 +47,11 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
         pitfall="different_orders",
     )
+
+
+def _reads_each_once(epoch: Epoch, numbers: Sequence[int]) -> bool:
+    left_out = set(numbers).difference(epoch.samples)
+    return not has_repeated(epoch.samples) and len(left_out) < epoch.batches[0].size  # a loader may drop these
 
 
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:

@@ -14,11 +14,11 @@ def why_ranks_wait(records: list[Record], positions: str) -> Finding:
     # Uneven epochs come first: they also make the collectives differ, and explain it.
     uneven = first_uneven(record.training_epochs for record in records)
     if uneven and not any(record.has_joined for record in records):
-        text = f"{positions}; in epoch {uneven}"
+        text = f"{positions}; in epoch {uneven.number} {uneven.counts}"
         return Finding(text, "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
     uneven = first_uneven(record.evaluations for record in records)
     if uneven and any(record.is_sharded for record in records):
-        text = f"{positions}; in evaluation {uneven}"
+        text = f"{positions}; in evaluation {uneven.number} {uneven.counts}"
         advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
         return Finding(text, advice, pitfall="uneven_evaluation")
     missing = calls_of_some_ranks(records)

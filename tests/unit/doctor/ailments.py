@@ -191,9 +191,7 @@ HARMLESS = {
         },
         said="the script may train it on a part of each batch",
     ),
-    "unusual": Ailment(
-        UNUSUAL, said="weights (only the first 7 steps were compared, as in epoch 0 rank 0 has 9 batches"
-    ),
+    "unusual": Ailment(UNUSUAL, said="weights (the ranks make only the first 14 of 36 steps together"),
 }
 # What ends badly, or never.
 THE_END = "end of the script"

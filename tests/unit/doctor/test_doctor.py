@@ -184,7 +184,8 @@ def test_the_templates_are_healthy(level, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys):
+def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     script = tmp_path / "script.py"
     say = "print('by torchrun:', torch.distributed.is_torchelastic_launched())"
     script.write_text(f"import torch\n\n{say}\ntorch.multiprocessing.spawn(print, nprocs=2)\n")
@@ -193,6 +194,7 @@ def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys
     assert "FOUND end of the script: rank 0 crashed after at least 0 steps: script.py:" in text
     assert "the script starts its own processes with torch.multiprocessing" in text
     assert "The end of rank 0's output: by torchrun: True the script" in text
+    assert "too few GPUs (1) for 2 processes" in text
 
 
 @pytest.mark.slow
