@@ -3,7 +3,7 @@
 import textwrap
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks import ONLY_YOU_CAN_SEE, WEIGHTS
+from common.doctor.checks import OF_HEALTH, ONLY_YOU_CAN_SEE
 from common.doctor.record import Record
 from common.pitfalls import title
 
@@ -51,9 +51,9 @@ def _verdict(answers: dict[str, Answer], records: list[Record]) -> str:
         return f"Not healthy: {found} found."
     if has_failed(answers, records):
         return "Nothing found, but an observer or a check failed."
-    if isinstance(answers[WEIGHTS], Right):
+    if all(answers[topic] == Right() for topic in OF_HEALTH):
         return "Healthy: nothing found."
-    return "Nothing found, but the weights were not all compared."
+    return f"Nothing found, but not all {' and '.join(OF_HEALTH)} were examined."
 
 
 def _wrapped(text: str) -> list[str]:

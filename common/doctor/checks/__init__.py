@@ -5,12 +5,12 @@ from common.doctor.checks import data_sets, evaluations, files, optimizers, rand
 from common.doctor.checks.end import check_end
 from common.doctor.record import Record
 
-WEIGHTS = "weights"  # only if they are right, the report calls a script healthy
+OF_HEALTH = ("weights", "training samples")  # only if both are right, the report calls a script healthy
 # In the order of the report: a cause comes before its consequences.
 CHECKS = {
     "parameters of the optimizer": optimizers.check_parameters,
     "learning rates": optimizers.check_learning_rates,
-    WEIGHTS: replicas.check_same_weights,
+    "weights": replicas.check_same_weights,
     "training samples": samples.check_training_samples,
     "data sets": data_sets.check_data_sets,
     "order of the epochs": samples.check_orders,
