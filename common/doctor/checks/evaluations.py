@@ -37,9 +37,11 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Answer:
         return NotExamined("the script gathers from all ranks, and may drop what is repeated")
     if not are_numbered_alike(epochs):
         return NotExamined(NO_NUMBERS)
+    if any(epoch.numbers != epochs[0].numbers for epoch in epochs):
+        return NotExamined("each rank evaluates a Subset of its own")
     shares = [epoch.samples for epoch in epochs]
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
-    left_out = set(chain.from_iterable(epoch.numbers for epoch in epochs)).difference(readers)
+    left_out = set(epochs[0].numbers).difference(readers)
     if left_out:
         return NotExamined(f"{len(left_out)} samples were left out, on purpose or by mistake")
     if any(map(has_repeated, shares)):

@@ -39,7 +39,6 @@ NANS = [torch.tensor([NAN, NAN])] * 2
         pytest.param([EQUAL, APART, APART], [0.1] * 8, False, Finding, id="not averaged again"),
         pytest.param([APART, APART, NANS], [0.1] * 8, False, Finding, id="equal again as nans"),
         pytest.param([NANS], [0.1] * 8, True, NotExamined, id="only nans"),
-        pytest.param([EQUAL, [NANS[0], EQUAL[1]]], [0.1] * 8, True, Finding, id="nans on one rank"),
         pytest.param([APART], [0.1] * 9, True, Finding, id="rank 1 makes steps alone"),
         pytest.param([APART], [0.2] * 8, True, NotExamined, id="explained by another learning rate"),
         pytest.param([APART], [0.2] * 8, False, Finding, id="not wrapped, whatever the learning rate"),
@@ -61,7 +60,6 @@ def test_weights_may_be_averaged_later_or_differ_by_the_learning_rate(by_step, r
         pytest.param([[1.0, 2.0], [NAN, 2.0]], Finding, id="a nan on another rank"),
         pytest.param([[NAN, NAN], [1.0, 2.0]], Finding, id="only nans on rank 0"),
         pytest.param([[NAN, 2.0], [NAN, 3.0]], Finding, id="a nan on both, and another number"),
-        pytest.param([[INF, 2.0], [-INF, 2.0]], Finding, id="two infinities"),
         pytest.param([[NAN, INF], [NAN, INF]], NotExamined, id="the same on both"),
     ],
 )
@@ -312,9 +310,8 @@ def reason(**observations) -> str | None:
 
 
 def test_without_a_process_group_only_a_bad_end_is_examined():
-    trained_steps = [Step([0.1], 1)]
     assert "the script printed last: no training" in reason(end=End("finished"), last_printed="no training")
-    assert "the script made no process group" in reason(end=End("finished"), steps=trained_steps)
+    assert "the script made no process group" in reason(end=End("finished"), steps=[Step([0.1], 1)])
     assert reason(end=STOPPED) is None
     assert reason(end=End("crash", "ValueError")) is None
 
