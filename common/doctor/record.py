@@ -111,7 +111,7 @@ class Call:
 
 @dataclass
 class End:
-    """The end of the script on a rank.
+    """The end of the script on a rank: what the rank has noted itself, until `launch.end_of` decides.
 
     finished  it came to its last line
     steps     it made as many optimizer steps as --steps asked for

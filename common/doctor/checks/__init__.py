@@ -45,9 +45,9 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
 
 
 def why_nothing_was_examined(records: list[Record]) -> str | None:
-    reasons = {record.end.reason for record in records}
-    if any(record.backend for record in records) or reasons.intersection(("crash", "lost", "stopped")):
-        return None  # a bad end is worth a finding of its own
+    """The reason, if there were neither ranks to compare nor a bad end, which is a finding of its own."""
+    if any(record.backend or record.end.reason in ("crash", "lost", "stopped") for record in records):
+        return None
     if any(record.steps for record in records):
         return "the script made no process group, and each process ran a training of its own"
     printed = records[0].last_printed or "nothing"

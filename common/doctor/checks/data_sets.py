@@ -12,6 +12,7 @@ from common.doctor.record import Record
 
 
 def check_data_sets(records: list[Record]) -> Answer:
+    """Right if the contents under one number are the same on two ranks; a Finding if they are others."""
     shared_out = list(filter(read_parts_of_one_order, across_ranks(record.training_epochs for record in records)))
     if len(shared_out) < 2:
         return NotExamined("no two epochs dealt the numbers of samples out among the ranks")

@@ -9,6 +9,7 @@ from common.doctor.record import Epoch, Record
 
 
 def check_evaluation_samples(records: list[Record]) -> Answer:
+    """Right if each sample is read once, or each rank reads all; a Finding if padding is read."""
     if any(record.is_sharded for record in records):
         return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")
     of_ranks = [record.evaluations for record in records]

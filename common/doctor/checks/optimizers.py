@@ -6,10 +6,13 @@ from common.doctor.record import Record
 
 
 def check_parameters(records: list[Record]) -> Answer:
+    """A Finding if the optimizers lack parameters of the networks, and have others instead; else Right.
+
+    Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
+    together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
+    """
     if not any(record.steps and record.networks for record in records):
         return NotExamined("no optimizer step of a network was seen")
-    # Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
-    # together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
     for record in records:
         untrained = record.trained_in_no_optimizer
         if record.optimized_in_no_network and untrained:
@@ -24,6 +27,7 @@ def check_parameters(records: list[Record]) -> Answer:
 
 
 def check_learning_rates(records: list[Record]) -> Answer:
+    """Right if all ranks have the same learning rates at each step; a Finding if not."""
     steps = corresponding_steps(records)
     if not steps:
         return NotExamined("no optimizer step was seen that all ranks make together")

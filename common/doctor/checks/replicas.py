@@ -15,12 +15,12 @@ NO_STATISTICS = "no BatchNorm was evaluated on all ranks after the same step"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
+    """Right if the weights are equal after each step; a Finding if they differ and are never equal again."""
     answers = [_weights(networks, records) for networks in trained_networks(records)]
     return overall(answers, "no network with the same parameters was called in training mode on all ranks")
 
 
 def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
-    """Right if the weights are equal after each step, a Finding if they differ and are never equal again."""
     by_step = differences_by_step([network.weights for network in networks], records)
     if not by_step:
         return NotExamined("no finite weights after a step were seen on all ranks, or no rank has whole parameters")
@@ -65,6 +65,7 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
 
 
 def check_same_statistics(records: list[Record]) -> Answer:
+    """Right if BatchNorm's statistics are equal in each evaluation after a step; a Finding if not."""
     networks_with_batchnorm = [each for each in trained_networks(records) if any(each[0].statistics.values())]
     return overall([_statistics(networks, records) for networks in networks_with_batchnorm], NO_STATISTICS)
 

@@ -10,6 +10,7 @@ from common.doctor.record import Epoch, Record
 
 
 def check_training_samples(records: list[Record]) -> Answer:
+    """Right if no sample is read twice in an epoch; a Finding if each rank reads all of them."""
     if any(record.is_split for record in records):
         return NotExamined("on the mesh of the network, ranks may have the same samples")
     of_ranks = across_ranks(record.training_epochs for record in records)
@@ -76,6 +77,7 @@ def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 
 def check_orders(records: list[Record]) -> Answer:
+    """Right if each epoch has another order than the one before; a Finding if it has the same shuffled order."""
     answers: list[Answer] = []
     for record in records:
         epochs = [epoch for epoch in record.training_epochs if len(epoch.samples) >= MIN_SAMPLES]
