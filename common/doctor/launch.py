@@ -157,4 +157,5 @@ def end_of(noted: End, exit_code: int, was_stopped: bool, last_printed: str) -> 
 
 
 def _crash_or_lost(text: str) -> End:
-    return End("lost" if any(part in text for part in OF_COMMUNICATION) else "crash", text)
+    is_of_communication = any(part in text for part in OF_COMMUNICATION)
+    return End("lost" if is_of_communication else "crash", text)

@@ -94,7 +94,8 @@ def differences_by_step(of_ranks: list[dict[int, Tensors]], records: list[Record
         first, *others = [tensors.get(step, {}) for tensors in of_ranks]
         if set(first).intersection(*others):  # else nothing would be compared
             differences = _differences(first, others)
-            if differences or all(tensor.isfinite().all() for tensor in first.values()):
+            are_finite = all(tensor.isfinite().all() for tensor in first.values())
+            if differences or are_finite:
                 found[step] = differences
     return found
 
