@@ -62,18 +62,23 @@ class Epoch:
         return [sample for batch in self.batches for sample in batch.samples]
 
     @property
+    def has_forwards(self) -> bool:
+        """True if a network was called in training with a batch, as also in a dry run."""
+        return any(batch.forwards for batch in self.batches)
+
+    @property
+    def has_steps(self) -> bool:
+        """True if an optimizer stepped between two batches."""
+        return self.batches[-1].steps > self.batches[0].steps
+
+    @property
     def is_training(self) -> bool:
-        """True if a network trained with a batch, and an optimizer stepped between two batches: a dry run is none."""
-        return self._has_steps and any(batch.forwards for batch in self.batches)
+        return self.has_forwards and self.has_steps
 
     @property
     def is_evaluation(self) -> bool:
         evaluated = any(batch.evaluated for batch in self.batches)
-        return evaluated and not self._has_steps and not any(batch.forwards for batch in self.batches)
-
-    @property
-    def _has_steps(self) -> bool:
-        return self.batches[-1].steps > self.batches[0].steps
+        return evaluated and not self.has_forwards and not self.has_steps
 
 
 @dataclass

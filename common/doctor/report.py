@@ -16,7 +16,8 @@ def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
 
 def summary(script: str, records: list[Record], seconds: float) -> str:
     first = next((record for record in records if record.backend), records[0])  # rank 0 may have left no record
-    sizes = [str(record.training_epochs[0].batches[0].size) for record in records if record.training_epochs]
+    trained = [[epoch for epoch in record.epochs if epoch.has_forwards] for record in records]
+    sizes = [str(epochs[0].batches[0].size) for epochs in trained if epochs]
     seen = f"optimizer steps: {len(first.steps)}; samples in the first batches: {', '.join(sizes) or 'none'}"
     return f"{script} on {len(records)} processes ({first.backend or 'no process group'}) in {seconds:.0f} s; {seen}"
 

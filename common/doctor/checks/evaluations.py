@@ -15,7 +15,7 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
     of_ranks = [record.evaluations for record in records]
     if len({len(epochs) for epochs in of_ranks}) > 1:
         return NotExamined("the ranks made different numbers of evaluations")
-    trained_on = [epoch.data_set for epoch in records[0].training_epochs]
+    trained_on = [epoch.data_set for epoch in records[0].epochs if epoch.has_forwards]
     answers: list[Answer] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
         # On training data the script may only renew BatchNorm's statistics.

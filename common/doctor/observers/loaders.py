@@ -79,13 +79,14 @@ class LoaderObserver:
         samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
         if not getattr(iterator, "_in_order", True):  # workers hand out the batches as they are ready
             samples = []
-        epoch.batches.append(Batch(samples, [], len(self._record.steps)))
+        noted = Batch(samples, [], len(self._record.steps))
+        epoch.batches.append(noted)
         if len(epoch.batches) == 1 and len(self._record.epochs) < MAX_EPOCHS:
             self._record.epochs.append(epoch)
         self._newest = reading
         if reading.fingerprints < MAX_FINGERPRINTS:
-            epoch.batches[-1].contents = contents(batch, len(samples))
-        reading.fingerprints += len(epoch.batches[-1].contents)
+            noted.contents = contents(batch, len(samples))
+        reading.fingerprints += len(noted.contents)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:
         if isinstance(error, StopIteration):
