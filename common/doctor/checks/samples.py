@@ -67,7 +67,7 @@ def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     for epoch in epochs:
         not_whole = [batch for batch in epoch.batches if not batch.is_trained_whole]
         if len(not_whole) > 1:  # one may have no forward: see `Batch`
-            return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")
+            return NotExamined("each rank reads all samples, but the script may train it on a part of them")
     count = sum(batch.size for batch in epochs[0].batches)
     return Finding(
         f"each rank read the same {count} samples in the same order in epoch {number}",

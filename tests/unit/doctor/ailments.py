@@ -189,7 +189,7 @@ HARMLESS = {
             LOADER: "DataLoader(train_set, BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(1))",
             FORWARD: 'criterion(model(x=batch["x"][rank::world]), batch["y"][rank::world])',
         },
-        said="the script may train it on a part of each batch",
+        said="the script may train it on a part of them",
     ),
     "unusual": Ailment(UNUSUAL, said="weights (the ranks make only the first 14 of 36 steps together"),
 }
