@@ -1,4 +1,4 @@
-"""The three possible answers of a check: a mistake, no mistake, or nothing to examine."""
+"""The three possible answers of a check: a mistake, no mistake, or no verdict."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class NotExamined:
-    """A check that this run gave nothing to examine for, and the reason."""
+    """No verdict of a check, and the reason: there was nothing to examine, or it may be meant as it is."""
 
     reason: str
     failed: bool = False  # True if it is a fault of the doctor's own
