@@ -1,6 +1,6 @@
 """Find the mistakes of parallel training in a script: `python -m common.doctor my_train.py …`.
 
-It exits with 1 if there is a finding, else with 2 if nothing could be examined, or a part of the doctor failed.
+It exits with 1 if there is a finding, else with 2 if nothing is right, or a part of the doctor failed.
 """
 
 import argparse
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from common.doctor import checks, launch, report, run_script
 from common.doctor.answers import Right
-from common.doctor.checks.end import rank_with_own_error
 from common.errors import fail
 from common.flag_types import number, positive
 
@@ -36,11 +35,11 @@ def examine(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         command = [run_script.__file__, folder, str(options.steps), str(options.script), *options.arguments]
         records = launch.observe(command, options.processes, Path(folder), options.time_out)
-        all_crashed = [record for record in records if record.end.reason == "crash"]
-        if all_crashed:
-            crashed = rank_with_own_error(records) or all_crashed[0]
-            log = Path(folder, f"rank{crashed.rank}", launch.LOG).read_text(errors="replace").splitlines()
-            print(f"The end of rank {crashed.rank}'s output:", *log[-20:], "", sep="\n", file=sys.stderr)
+        crashed = [record for record in records if record.end.reason == "crash"]
+        failed = crashed or [record for record in records if record.end.reason == "lost"]
+        if failed:
+            log = Path(folder, f"rank{failed[0].rank}", launch.LOG).read_text(errors="replace").splitlines()
+            print(f"The end of rank {failed[0].rank}'s output:", *log[-20:], "", sep="\n", file=sys.stderr)
     seconds = time.monotonic() - started
     reason = checks.why_nothing_was_examined(records)
     print(report.summary(options.script.name, records, seconds), end="\n\n")

@@ -1,6 +1,5 @@
-"""The three possible answers of a check: a mistake, no mistake, or nothing to examine."""
+"""The three possible answers of a check: a mistake, no mistake, or no verdict."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -15,7 +14,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class NotExamined:
-    """A check that this run gave nothing to examine for, and the reason."""
+    """No verdict of a check, and the reason: there was nothing to examine, or it may be meant as it is."""
 
     reason: str
     failed: bool = False  # True if it is a fault of the doctor's own
@@ -29,12 +28,10 @@ class Right:
 Answer = Finding | NotExamined | Right
 
 
-def overall(answers: Iterable[Answer], reason_if_none: str) -> Answer:
-    """One answer for several epochs or networks: the first Finding, else Right if any, else the last NotExamined."""
-    result: Answer = NotExamined(reason_if_none)
-    for answer in answers:
-        if isinstance(answer, Finding):
-            return answer
-        if not isinstance(result, Right):
-            result = answer
-    return result
+def overall(answers: list[Answer], reason_if_none: str) -> Answer:
+    """One answer for several epochs or networks: a Finding if there is one, and Right if all are right."""
+    for kind in (Finding, NotExamined, Right):
+        for answer in answers:
+            if isinstance(answer, kind):
+                return answer
+    return NotExamined(reason_if_none)

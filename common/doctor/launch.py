@@ -22,6 +22,9 @@ POLL_SECONDS = 0.2
 SECONDS_AFTER_A_CRASH = 5.0  # the other ranks have these to end by themselves
 SECONDS_TO_START = 120.0  # the imports before the script may take half a minute on a busy machine
 LOG = "log"
+# Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
+# process (SIGABRT). An error of gloo is a RuntimeError, as many errors of a script are, but it names its source file.
+OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
 SIGNALS = {each.value: each.name for each in signal.Signals}  # without most of the real-time signals
 
 
@@ -33,11 +36,13 @@ class Rank(NamedTuple):
 
 def observe(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
     """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds."""
+    environment = _environment(processes)
     port = free_port()
     ranks: list[Rank] = []
     try:
         for number in range(processes):
-            ranks.append(_start(number, folder / f"rank{number}", command, _environment(number, processes, port)))
+            variables = {**environment, **rank_variables(number, processes, port)}
+            ranks.append(_start(number, folder / f"rank{number}", command, variables))
         _wait(ranks, patience)
     finally:
         stopped = _stop(ranks)
@@ -58,12 +63,16 @@ def _start(number: int, folder: Path, command: list[str], environment: dict[str,
     return Rank(number, folder, process)
 
 
-def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
+def _environment(processes: int) -> dict[str, str]:
+    """The environment variables that all ranks have. They see no GPU if there is not one for each, as nccl wants it."""
     of_torchrun = {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "doctor"}  # so a script knows torchrun
-    environment = {**os.environ, **rank_variables(rank, processes, port), **of_torchrun}
+    environment = {**os.environ, **of_torchrun}
     environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default
-    if torch.cuda.device_count() < processes:
-        environment["CUDA_VISIBLE_DEVICES"] = ""  # nccl wants a GPU for each
+    gpus = torch.cuda.device_count()
+    if gpus < processes:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        if gpus:
+            print(f"too few GPUs ({gpus}) for {processes} processes: the script sees none", file=sys.stderr)
     return environment
 
 
@@ -99,16 +108,15 @@ def _last_progress(rank: Rank) -> int | None:
 
 
 def _stop(ranks: list[Rank]) -> list[Rank]:
-    # A rank may have ended since the last poll: its group is still to be killed, but we have not stopped it.
-    not_yet_killed = [rank for rank in ranks if rank.process.returncode is None]
-    running = [rank for rank in not_yet_killed if rank.process.poll() is None]
+    """Kill the ranks that `_wait` has not seen end. Returns those which did not end by themselves."""
+    running = [rank for rank in ranks if rank.process.returncode is None]
     # All are stopped before one is killed: a rank whose connections close would leave the line where it waits.
     for signal_number in (signal.SIGSTOP, signal.SIGKILL):
-        for rank in not_yet_killed:
+        for rank in running:
             _signal_group(rank, signal_number)
     for rank in ranks:  # after all are killed: a second Ctrl-C may interrupt this
         rank.process.wait()
-    return running
+    return [rank for rank in running if rank.process.returncode == -signal.SIGKILL]
 
 
 def _signal_group(rank: Rank, signal_number: int) -> None:
@@ -129,17 +137,25 @@ def end_of(noted: End, exit_code: int, was_stopped: bool, last_printed: str) -> 
     """The end of a rank, by what it has noted itself and how its process ended.
 
     noted     process      the end
-    no crash  was stopped  stopped
-    None      has failed   crash
-    finished  has failed   crash, after_last_line
+    crash     any          crash or lost, by the text of the error
+    others    was stopped  stopped
+    None      has failed   crash or lost
+    finished  has failed   crash: after its last line it communicates no more
     the rest               as noted
     """
-    if was_stopped and noted.reason != "crash":
+    if noted.reason == "crash":
+        return _crash_or_lost(noted.text)
+    if was_stopped:
         return End("stopped")
-    if exit_code == 0 or noted.reason not in (None, "finished"):
+    if exit_code == 0 or noted.reason == "steps":
         return noted
     cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
     text = f"{cause}: last printed: {last_printed}"
-    if noted.reason is None:
-        return End("crash", text)
-    return End("crash", f"after its last line, {text}", after_last_line=True)
+    if noted.reason == "finished":
+        return End("crash", f"after its last line, {text}")
+    return _crash_or_lost(text)
+
+
+def _crash_or_lost(text: str) -> End:
+    is_of_communication = any(part in text for part in OF_COMMUNICATION)
+    return End("lost" if is_of_communication else "crash", text)

@@ -17,10 +17,9 @@ from torch import Tensor
 FILE = "record.pickle"
 PROGRESS = "progress"
 EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one
-WITHOUT_FORWARD = 1  # so many batches of an epoch may have none: see `Batch`
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
-Reason = Literal["finished", "steps", "crash", "stopped"]
+Reason = Literal["finished", "steps", "crash", "lost", "stopped"]
 
 
 @dataclass
@@ -63,8 +62,23 @@ class Epoch:
         return [sample for batch in self.batches for sample in batch.samples]
 
     @property
-    def is_training(self) -> bool:
+    def has_forwards(self) -> bool:
+        """True if a network was called in training with a batch, as also in a dry run."""
         return any(batch.forwards for batch in self.batches)
+
+    @property
+    def has_steps(self) -> bool:
+        """True if an optimizer stepped between two batches."""
+        return self.batches[-1].steps > self.batches[0].steps
+
+    @property
+    def is_training(self) -> bool:
+        return self.has_forwards and self.has_steps
+
+    @property
+    def is_evaluation(self) -> bool:
+        evaluated = any(batch.evaluated for batch in self.batches)
+        return evaluated and not self.has_forwards and not self.has_steps
 
 
 @dataclass
@@ -102,18 +116,18 @@ class Call:
 
 @dataclass
 class End:
-    """The end of the script on a rank.
+    """The end of the script on a rank: what the rank has noted itself, until `launch.end_of` decides.
 
     finished  it came to its last line
     steps     it made as many optimizer steps as --steps asked for
-    crash     an error or a signal ended it
+    crash     an error of its own, or a signal, ended it
+    lost      an error of communication ended it: another rank has left, or has called another collective
     stopped   the doctor ended it, because no rank made progress
     """
 
     reason: Reason | None = None  # None while it runs, and if it has left by `os._exit(0)`
-    # After a crash one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
+    # After an error one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
     text: str = ""
-    after_last_line: bool = False  # True if it crashed once the script had come to its last line
 
 
 @dataclass
@@ -143,22 +157,11 @@ class Record:
 
     @property
     def training_epochs(self) -> list[Epoch]:
-        """The epochs in which an optimizer steps before they end, or before the next one begins: a dry run is none."""
-        called = [epoch for epoch in self.epochs if epoch.is_training]
-        steps_at_next = [*[epoch.batches[0].steps for epoch in called[1:]], len(self.steps)]
-        trained = []
-        for epoch, at_next in zip(called, steps_at_next, strict=False):
-            # The last step follows the last batch, so the next epoch tells it, which may have begun within this one.
-            if max(at_next, epoch.batches[-1].steps) > epoch.batches[0].steps:
-                trained.append(epoch)
-        return trained
+        return [epoch for epoch in self.epochs if epoch.is_training]
 
     @property
     def evaluations(self) -> list[Epoch]:
-        """The epochs in which a network is called and not trained, and no optimizer steps between two batches."""
-        others = [epoch for epoch in self.epochs if not epoch.is_training]
-        evaluated = [epoch for epoch in others if any(batch.evaluated for batch in epoch.batches)]
-        return [epoch for epoch in evaluated if epoch.batches[0].steps == epoch.batches[-1].steps]
+        return [epoch for epoch in self.epochs if epoch.is_evaluation]
 
 
 class _Pickler(pickle.Pickler):

@@ -3,7 +3,7 @@
 import textwrap
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks import ONLY_YOU_CAN_SEE, WEIGHTS
+from common.doctor.checks import OF_HEALTH, ONLY_YOU_CAN_SEE
 from common.doctor.record import Record
 from common.pitfalls import title
 
@@ -16,7 +16,8 @@ def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
 
 def summary(script: str, records: list[Record], seconds: float) -> str:
     first = next((record for record in records if record.backend), records[0])  # rank 0 may have left no record
-    sizes = [str(record.training_epochs[0].batches[0].size) for record in records if record.training_epochs]
+    trained = [[epoch for epoch in record.epochs if epoch.has_forwards] for record in records]
+    sizes = [str(epochs[0].batches[0].size) for epochs in trained if epochs]
     seen = f"optimizer steps: {len(first.steps)}; samples in the first batches: {', '.join(sizes) or 'none'}"
     return f"{script} on {len(records)} processes ({first.backend or 'no process group'}) in {seconds:.0f} s; {seen}"
 
@@ -51,9 +52,9 @@ def _verdict(answers: dict[str, Answer], records: list[Record]) -> str:
         return f"Not healthy: {found} found."
     if has_failed(answers, records):
         return "Nothing found, but an observer or a check failed."
-    if isinstance(answers[WEIGHTS], Right):
+    if all(answers[topic] == Right() for topic in OF_HEALTH):
         return "Healthy: nothing found."
-    return "Nothing found, but the weights were not compared."
+    return f"Nothing found, but not all {' and '.join(OF_HEALTH)} were examined."
 
 
 def _wrapped(text: str) -> list[str]:

@@ -2,15 +2,15 @@
 
 from common.doctor.answers import Answer, NotExamined
 from common.doctor.checks import data_sets, evaluations, files, optimizers, random_numbers, replicas, samples, steps
-from common.doctor.checks.end import MAX_ERROR, check_end, rank_with_own_error
+from common.doctor.checks.end import check_end
 from common.doctor.record import Record
 
-WEIGHTS = "weights"  # only if they are right, the report calls a script healthy
+OF_HEALTH = ("weights", "training samples")  # only if both are right, the report calls a script healthy
 # In the order of the report: a cause comes before its consequences.
 CHECKS = {
     "parameters of the optimizer": optimizers.check_parameters,
     "learning rates": optimizers.check_learning_rates,
-    WEIGHTS: replicas.check_same_weights,
+    "weights": replicas.check_same_weights,
     "training samples": samples.check_training_samples,
     "data sets": data_sets.check_data_sets,
     "order of the epochs": samples.check_orders,
@@ -45,16 +45,10 @@ def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
 
 
 def why_nothing_was_examined(records: list[Record]) -> str | None:
-    if any(record.backend for record in records):
+    """The reason, if there were neither ranks to compare nor a bad end, which is a finding of its own."""
+    if any(record.backend or record.end.reason in ("crash", "lost", "stopped") for record in records):
         return None
-    trained = any(record.steps for record in records)
-    reasons = [record.end.reason for record in records]
-    if ("crash" in reasons and trained) or ("stopped" in reasons and "crash" not in reasons):
-        return None  # the end itself is worth a finding
-    if trained:
+    if any(record.steps for record in records):
         return "the script made no process group, and each process ran a training of its own"
-    text = f"the script printed last: {records[0].last_printed or 'nothing'}"
-    if "crash" in reasons:
-        crashed = rank_with_own_error(records) or records[reasons.index("crash")]
-        text = f"rank {crashed.rank} crashed: {crashed.end.text[:MAX_ERROR]}"
-    return f"no process group and no optimizer step were seen; {text}"
+    printed = records[0].last_printed or "nothing"
+    return f"no process group and no optimizer step were seen; the script printed last: {printed}"

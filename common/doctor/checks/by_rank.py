@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+from common.doctor.answers import Answer, NotExamined, Right
 from common.doctor.record import Epoch, Network, Record, Step
 
 T = TypeVar("T")
 Rates = list[float | None]  # those of an optimizer step, one for each parameter group
+MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one order, by chance
 NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
 
 
@@ -16,29 +18,45 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
     return list(zip(*of_ranks, strict=False))
 
 
-def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
-    """The optimizer steps that all ranks make together.
+class Uneven(NamedTuple):
+    """An epoch in which a rank has come to its end with fewer batches than another rank has read."""
 
-    Under Join they end before the last batch of the rank that has fewer. With a step for each batch:
+    number: int
+    counts: str  # "rank 0 has 9 batches, rank 1 has 8 batches"
+    steps: int  # the number of optimizer steps before the last batch of the rank that has fewest
+
+
+def first_uneven(of_ranks: Iterable[list[Epoch]]) -> Uneven | None:
+    for number, epochs in enumerate(across_ranks(of_ranks)):
+        batches = [len(epoch.batches) for epoch in epochs]
+        shorter = [epoch for epoch in epochs if epoch.complete and len(epoch.batches) < max(batches)]
+        if shorter:
+            counts = [f"rank {rank} has {count} batches" for rank, count in enumerate(batches)]
+            return Uneven(number, ", ".join(counts), min(epoch.batches[-1].steps for epoch in shorter))
+    return None
+
+
+def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
+    """The optimizer steps that all ranks make together: those before the last batch of a rank that has fewer batches.
+
+    With a step for each batch, under Join:
 
     rank 0  step 1  step 2  step 3
-    rank 1  step 1  step 2          its weights are noted in the next epoch, when it has got those after step 3
+    rank 1  step 1  step 2          its weights are noted in the next epoch, when Join has given it those after step 3
     both    step 1
     """
     steps = across_ranks(record.steps for record in records)
-    for epochs in across_ranks(record.training_epochs for record in records):
-        shortest = ended_with_fewer_batches(epochs)
-        if shortest:
-            return steps[: shortest.batches[-1].steps]
-    return steps
+    uneven = first_uneven(record.training_epochs for record in records)
+    return steps[: uneven.steps] if uneven else steps
 
 
-def ended_with_fewer_batches(epochs: tuple[Epoch, ...]) -> Epoch | None:
-    """The epoch of the rank that came to its end with fewer batches than another one has read, if there is one."""
-    batches = [len(epoch.batches) for epoch in epochs]
-    shortest = epochs[batches.index(min(batches))]
-    is_uneven = max(batches) > min(batches)
-    return shortest if is_uneven and shortest.complete else None
+def no_difference(records: list[Record]) -> Answer:
+    """The answer where the ranks do not differ at corresponding steps: Right if these are all steps."""
+    compared = len(corresponding_steps(records))
+    made = max(len(record.steps) for record in records)
+    if compared < made:
+        return NotExamined(f"the ranks make only the first {compared} of {made} steps together, and these are alike")
+    return Right()
 
 
 def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:

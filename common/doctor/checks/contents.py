@@ -3,33 +3,35 @@
 from collections import Counter
 from itertools import chain
 
+from common.doctor.checks.by_rank import MIN_SAMPLES
 from common.doctor.record import Content, Epoch
 
 SAME = 0.9  # they have if a tensor agrees at least so often
 Pairs = list[tuple[Content, Content]]  # two contents that were read under one number
 
 
-def read_twice(some: list[Epoch], others: list[Epoch]) -> Pairs:
-    """The contents of the samples that were read both in some epochs and in others."""
-    first = _contents_by_number(some)
-    second = _contents_by_number(others)
+def read_twice(one: Epoch, other: Epoch) -> Pairs:
+    """The contents of the samples that were read in both epochs."""
+    first = _contents_by_number(one)
+    second = _contents_by_number(other)
     return [(first[number], second[number]) for number in first.keys() & second.keys()]
 
 
-def _contents_by_number(epochs: list[Epoch]) -> dict[int, Content]:
+def _contents_by_number(epoch: Epoch) -> dict[int, Content]:
     contents: dict[int, Content] = {}
-    for epoch in epochs:
-        for batch in epoch.batches:
-            contents.update(zip(batch.samples, batch.contents, strict=False))
+    for batch in epoch.batches:
+        contents.update(zip(batch.samples, batch.contents, strict=False))
     return contents
 
 
 def are_same_samples(pairs: Pairs) -> bool:
-    """True if a tensor is equal in nearly all pairs, such as the label of an image that is augmented at each read.
+    """True if a tensor is equal in nearly all of enough pairs, such as the label of an image that is augmented.
 
     Pairs with its most common value do not count: a label that 95 % of the samples have agrees by chance. An index that
     the data set returns agrees always.
     """
+    if len(pairs) < MIN_SAMPLES:
+        return False
     columns = min(map(len, chain.from_iterable(pairs)))  # one for each tensor of a sample
     for column in range(columns):
         values = [(first[column], second[column]) for first, second in pairs]

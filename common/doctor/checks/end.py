@@ -5,44 +5,23 @@ from common.doctor.checks.waiting import why_ranks_wait
 from common.doctor.record import Record
 
 MAX_ERROR = 300  # characters, after which the text of an error is cut
-# Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
-# process (SIGABRT). An error of gloo is a RuntimeError, as many errors of a script are, but it names its source file.
-OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
 
 
 def check_end(records: list[Record], patience: float) -> Answer:
-    record = rank_with_own_error(records)
-    if record is not None:
-        return _crashed(record)
     reasons = [record.end.reason for record in records]
+    if "crash" in reasons:  # what ended other ranks may be its consequence
+        return _crashed(records[reasons.index("crash")])
     if "steps" in reasons:  # a rank that has made them leaves, and the others may need it for theirs
         return NotExamined("--steps ended it")
-    if "crash" in reasons or "stopped" in reasons:
+    if "lost" in reasons or "stopped" in reasons:
         positions = ", ".join(map(_position, records))
-        if "crash" not in reasons:
+        if "lost" not in reasons:
             positions = f"no rank made progress for {patience:g} s: {positions}"
         return why_ranks_wait(records, positions)
     if None in reasons:
         return NotExamined(f"rank {reasons.index(None)} left by os._exit, and was not seen after its last record")
     return Right()
-
-
-def rank_with_own_error(records: list[Record]) -> Record | None:
-    """The first rank that has crashed by an error of its own; None if there is none.
-
-    rank 0        rank 1         the own error
-    ValueError    gloo's error   rank 0's
-    has ended     gloo's error   none: rank 1 was left alone
-    SIGABRT       gloo's error   none: they have called different collectives
-    """
-    for record in records:
-        is_of_communication = any(part in record.end.text for part in OF_COMMUNICATION)
-        # After its last line a rank communicates no more, so there SIGABRT is an error of its own.
-        is_own_error = record.end.after_last_line or not is_of_communication
-        if record.end.reason == "crash" and is_own_error:
-            return record
-    return None
 
 
 def _crashed(record: Record) -> Finding:
@@ -57,7 +36,7 @@ def _crashed(record: Record) -> Finding:
 
 
 def _position(record: Record) -> str:
-    if record.end.reason == "crash":
+    if record.end.reason == "lost":
         return f"rank {record.rank} could not communicate ({record.end.text[:MAX_ERROR]})"
     if record.end.reason == "stopped":
         where = f"is in {record.waits_in}" if record.waits_in else "was stopped outside of the script"

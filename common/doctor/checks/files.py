@@ -8,6 +8,7 @@ from common.doctor.record import Record
 
 
 def check_writers(records: list[Record]) -> Answer:
+    """Right if one rank writes each file; a Finding if several do."""
     writers: dict[str, list[int]] = defaultdict(list)
     for record in records:
         for save in record.saves:
@@ -25,6 +26,7 @@ def check_writers(records: list[Record]) -> Answer:
 
 
 def check_keys(records: list[Record]) -> Answer:
+    """Right if the keys are those of the bare network; a Finding if DistributedDataParallel's prefix is left."""
     saves = [save for record in records for save in record.saves if save.state_dicts]
     if not saves:
         return NotExamined("no state dict went to torch.save")

@@ -6,6 +6,7 @@ from common.doctor.record import Record
 
 
 def check_draws(records: list[Record]) -> Answer:
+    """A Finding if at all draws of a source two ranks have the same generator; else Right if there were draws."""
     if any(record.is_split for record in records):
         return NotExamined("on the mesh of the network, ranks may need the same numbers")
     answer: Answer = NotExamined("no draw was seen in training forwards or in batches, and loader workers draw unseen")

@@ -1,59 +1,36 @@
-"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
+"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation.
 
-from itertools import groupby
+Some numbers of each tensor are compared: of the weights after each of the first 64 steps, then after 128, 256, … steps.
+"""
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, trained_networks
+from common.doctor.answers import Answer, Finding, NotExamined, overall
+from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, no_difference, trained_networks
 from common.doctor.record import EACH_STEP_UNTIL, Network, Record, Tensors
 from common.weights import max_difference
 
 # A difference counts if it is larger than this part of the tensor's largest finite number.
 # On CPUs ranks that average have equal bits.
 TOLERANCE = 1e-6
-NO_STATISTICS = "no BatchNorm was evaluated on several ranks"
+NO_STATISTICS = "no BatchNorm was evaluated on all ranks after the same step"
 
 
 def check_same_weights(records: list[Record]) -> Answer:
+    """Right if the weights are equal after each step; a Finding if they differ and are never equal again."""
     answers = [_weights(networks, records) for networks in trained_networks(records)]
     return overall(answers, "no network with the same parameters was called in training mode on all ranks")
 
 
 def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
-    by_step = differences_by_step([network.weights for network in networks])
-    steps = [step for step in by_step if step <= len(corresponding_steps(records))]
-    if not steps:
-        return NotExamined("no forward in training after a step was seen on all ranks, or no rank has whole parameters")
-    apart = [step for step in steps if by_step[step]]
-    # Ranks that differed may all end in nans, which are equal and wrong.
-    equal = [step for step in steps if not by_step[step] and _are_finite(networks[0].weights[step])]
+    by_step = differences_by_step([network.weights for network in networks], records)
+    if not by_step:
+        return NotExamined("no finite weights after a step were seen on all ranks, or no rank has whole parameters")
+    apart = [step for step, differences in by_step.items() if differences]
+    equal = [step for step, differences in by_step.items() if not differences]
     if not apart:
-        return Right() if equal else NotExamined("the weights are not finite")
-    early = sorted(step for step in apart + equal if step <= EACH_STEP_UNTIL)
-    averages = _averages([step in equal for step in early])
-    if averages == 1:
-        return NotExamined("the weights differed and were equal again, but only once: they may be averaged")
-    if averages:
-        return Right()
+        return no_difference(records)
+    if equal and equal[-1] > apart[0]:
+        return NotExamined(f"they differ after step {apart[0]}, but are equal again later: they may be averaged")
     return _with_cause(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
-
-
-def _averages(are_equal: list[bool]) -> int:
-    """How often the ranks may have averaged their weights, by whether these are equal after each step.
-
-    An average ends a stretch of steps apart. The last stretch may not have ended, but is not longer than the others:
-
-    apart apart equal apart apart equal apart  2
-    apart equal apart apart apart apart apart  0: they have been equal once, as where the script loads weights
-    """
-    stretches = [len(list(steps)) for is_equal, steps in groupby(are_equal) if not is_equal]  # 2 2 1, and 1 5
-    ended = stretches if are_equal[-1:] == [True] else stretches[:-1]
-    if not ended or stretches[-1] > max(ended):
-        return 0
-    return len(ended)
-
-
-def _are_finite(tensors: Tensors) -> bool:
-    return all(tensor.isfinite().all() for tensor in tensors.values())
 
 
 def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Answer:
@@ -74,7 +51,7 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     if not any(network.wrapped for network in networks):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
-            f"wrap it, and train the wrapper, or average the weights (seen up to every {EACH_STEP_UNTIL // 2} steps); "
+            f"wrap it, and train the wrapper, or average the weights (seen up to every {EACH_STEP_UNTIL} steps); "
             "a part of a larger model, as a stage of a pipeline, is meant to differ",
             pitfall="forward_through_module",
         )
@@ -88,13 +65,13 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
 
 
 def check_same_statistics(records: list[Record]) -> Answer:
-    answers = [_statistics(networks) for networks in trained_networks(records)]
-    return overall(answers, NO_STATISTICS)
+    """Right if BatchNorm's statistics are equal in each evaluation after a step; a Finding if not."""
+    networks_with_batchnorm = [each for each in trained_networks(records) if any(each[0].statistics.values())]
+    return overall([_statistics(networks, records) for networks in networks_with_batchnorm], NO_STATISTICS)
 
 
-def _statistics(networks: tuple[Network, ...]) -> Answer:
-    by_step = differences_by_step([network.statistics for network in networks])
-    by_step.pop(0, None)  # nobody has trained
+def _statistics(networks: tuple[Network, ...], records: list[Record]) -> Answer:
+    by_step = differences_by_step([network.statistics for network in networks], records)
     if not by_step:
         return NotExamined(NO_STATISTICS)
     for step, differences in by_step.items():
@@ -104,16 +81,22 @@ def _statistics(networks: tuple[Network, ...]) -> Answer:
                 "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
                 pitfall="batchnorm_statistics",
             )
-    return Right()
+    return no_difference(records)
 
 
-def differences_by_step(of_ranks: list[dict[int, Tensors]]) -> dict[int, dict[str, float]]:
-    """For each number of steps after which all ranks have noted tensors: those that differ, and by how much at most."""
+def differences_by_step(of_ranks: list[dict[int, Tensors]], records: list[Record]) -> dict[int, dict[str, float]]:
+    """For each corresponding step after which all ranks have noted tensors: those that differ, and by how much at most.
+
+    Without steps at which all have the same nans: ranks that differed may end in them.
+    """
     found = {}
-    for step in sorted(of_ranks[0]):
+    for step in range(1, len(corresponding_steps(records)) + 1):
         first, *others = [tensors.get(step, {}) for tensors in of_ranks]
         if set(first).intersection(*others):  # else nothing would be compared
-            found[step] = _differences(first, others)
+            differences = _differences(first, others)
+            are_finite = all(tensor.isfinite().all() for tensor in first.values())
+            if differences or are_finite:
+                found[step] = differences
     return found
 
 
@@ -123,7 +106,7 @@ def _differences(first: Tensors, others: list[Tensors]) -> dict[str, float]:
         finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         tolerance = TOLERANCE * finite.abs().max().item()
         for tensors in others:
-            if name in tensors and tensors[name].shape == values.shape:
+            if name in tensors:
                 apart = max_difference(values, tensors[name])  # infinite if only one of two numbers is a nan
                 if apart > tolerance:
                     largest[name] = max(apart, largest.get(name, 0.0))

@@ -1,18 +1,16 @@
 """`Record.epochs`: each sample trains on one rank, and each epoch has an order of its own."""
 
-from collections import Counter
+from collections.abc import Sequence
 from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, has_repeated
+from common.doctor.checks.by_rank import MIN_SAMPLES, NO_NUMBERS, across_ranks, are_numbered_alike, has_repeated
 from common.doctor.checks.contents import are_same_samples, read_twice
-from common.doctor.record import WITHOUT_FORWARD, Epoch, Record
-
-MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one order, by chance
-NEARLY_ALL = 0.9
+from common.doctor.record import Epoch, Record
 
 
 def check_training_samples(records: list[Record]) -> Answer:
+    """Right if no sample is read twice in an epoch; a Finding if each rank reads all of them."""
     if any(record.is_split for record in records):
         return NotExamined("on the mesh of the network, ranks may have the same samples")
     of_ranks = across_ranks(record.training_epochs for record in records)
@@ -21,62 +19,40 @@ def check_training_samples(records: list[Record]) -> Answer:
 
 
 def read_parts_of_one_order(epochs: tuple[Epoch, ...]) -> bool:
-    """True if no sample, by its number, was read twice, be it by one rank or by two."""
-    shares = _without_last_batches(epochs)
-    samples = list(chain.from_iterable(shares))
-    return are_numbered_alike(epochs) and all(shares) and not has_repeated(samples)
-
-
-def _without_last_batches(epochs: tuple[Epoch, ...]) -> list[list[int]]:
-    """What each rank reads but for its last batch, which may be filled up with samples of the beginning."""
-    return [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
+    """True if no sample, by its number, was read twice, but in the last batches, which a sampler may fill up."""
+    shares = [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
+    return are_numbered_alike(epochs) and all(shares) and not has_repeated(list(chain.from_iterable(shares)))
 
 
 def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    """The answer about one epoch, such as these of six samples, without the last batches:
+    """The answer about one epoch, such as these of four samples:
 
-    0 2 0  1 3 5                not examined: the samples are drawn with replacement
-    0 2 4  1 3 5                right: parts of one order
-    0 2 4  4 1 3                not examined: few are read twice, as by a sampler that starts anew before its end
-    0 … 5  0 … 5                that of `_one_order`
-    0 2 4  1 3 5  0 2 4  1 3 5  not examined: all are read by two ranks, and no rank reads all
-    0 2 4  2 3 0                found: each rank reads a part of an order of its own
+    0 2      1 3      right: parts of one order
+    0 2 3    1 3 0    not examined: who does not read each sample once may read some twice on purpose
+    0 2 1 3  0 2 1 3  that of `_one_order`
+    0 2 1 3  3 1 0 2  found: each rank reads each once, in an order of its own
     """
     if not are_numbered_alike(epochs):
         return _by_contents(number, epochs)
-    shares = _without_last_batches(epochs)
-    if not all(shares):
-        return NotExamined("fewer than two batches were read")
-    if any(map(has_repeated, shares)):  # 0 2 0, 1 3 5
-        return NotExamined("the sampler draws samples with replacement")
-    readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
-    shared = sum(ranks > 1 for ranks in readers.values())
-    if shared == 0:  # 0 2 4, 1 3 5
+    if read_parts_of_one_order(epochs):
         return Right()
-    if shared < MIN_SAMPLES:  # 0 2 4, 4 1 3
-        return NotExamined(f"{shared} samples were read by several ranks, which may be the sampler's chance")
-    if _have_own_data(epochs):
-        return NotExamined("a number has other contents on another rank: its own data set, or new with each read")
-    first = epochs[0].samples
-    if all(epoch.samples == first for epoch in epochs):  # 0 … 5, 0 … 5
+    first, *others = epochs
+    if not all(_reads_each_once(epoch, first.numbers) for epoch in epochs):
+        return NotExamined("samples were read twice, but a rank did not read each once, to the end of the epoch")
+    if not are_same_samples([pair for other in others for pair in read_twice(first, other)]):
+        return NotExamined("no contents show that a number is the same sample on each rank")
+    if all(epoch.samples == first.samples for epoch in epochs):
         return _one_order(number, epochs)
-    of_each_number = Counter(ranks for ranks in readers.values() if ranks > 1)
-    have_equally_many_readers = max(of_each_number.values()) > NEARLY_ALL * len(readers)
-    no_rank_reads_all = len(first) < NEARLY_ALL * len(readers)
-    if have_equally_many_readers and no_rank_reads_all:  # 0 2 4, 1 3 5, 0 2 4, 1 3 5
-        return NotExamined("each sample was dealt out several times: repeated augmentation, or too few replicas")
-    return Finding(  # 0 2 4, 2 3 0
-        f"without the last batch, {shared} of {len(readers)} samples were read by several ranks in epoch {number}",
+    return Finding(
+        f"each rank read all {len(first.numbers)} samples in epoch {number}, in an order of its own",
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
         pitfall="different_orders",
     )
 
 
-def _have_own_data(epochs: tuple[Epoch, ...]) -> bool:
-    """True if the contents show that a number is not the same sample on all ranks; a few contents do not show it."""
-    first, *others = epochs
-    pairs = [pair for other in others for pair in read_twice([first], [other])]
-    return len(pairs) >= MIN_SAMPLES and not are_same_samples(pairs)
+def _reads_each_once(epoch: Epoch, numbers: Sequence[int]) -> bool:
+    left_out = set(numbers).difference(epoch.samples)
+    return not has_repeated(epoch.samples) and len(left_out) < epoch.batches[0].size  # a loader may drop these
 
 
 def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
@@ -89,9 +65,9 @@ def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     for epoch in epochs:
-        trained_whole = sum(batch.is_trained_whole for batch in epoch.batches)
-        if trained_whole < len(epoch.batches) - WITHOUT_FORWARD:
-            return NotExamined("each rank reads all samples, but the script may train it on a part of each batch")
+        not_whole = [batch for batch in epoch.batches if not batch.is_trained_whole]
+        if len(not_whole) > 1:  # one may have no forward: see `Batch`
+            return NotExamined("each rank reads all samples, but the script may train it on a part of them")
     count = sum(batch.size for batch in epochs[0].batches)
     return Finding(
         f"each rank read the same {count} samples in the same order in epoch {number}",
@@ -101,6 +77,7 @@ def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
 
 
 def check_orders(records: list[Record]) -> Answer:
+    """Right if each epoch has another order than the one before; a Finding if it has the same shuffled order."""
     answers: list[Answer] = []
     for record in records:
         epochs = [epoch for epoch in record.training_epochs if len(epoch.samples) >= MIN_SAMPLES]

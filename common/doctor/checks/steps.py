@@ -8,6 +8,7 @@ TRAILING_ZEROS = 3  # steps at the end without a learning rate; a schedule may e
 
 
 def check_clipping(records: list[Record]) -> Answer:
+    """A Finding if gradients were clipped while a loss scale multiplied them; else Right if any were clipped."""
     clippings = records[0].clippings
     if not clippings:
         return NotExamined("rank 0 was not seen to call torch.nn.utils.clip_grad_…")
@@ -21,6 +22,7 @@ def check_clipping(records: list[Record]) -> Answer:
 
 
 def check_accumulation(records: list[Record]) -> Answer:
+    """A Finding if the first step has fewer micro-batches than the next two, which have equally many."""
     first = records[0]
     trained = [network for network in first.networks if network.forwards]
     if len(trained) != 1:
@@ -39,6 +41,7 @@ def check_accumulation(records: list[Record]) -> Answer:
 
 
 def check_schedule(records: list[Record]) -> Answer:
+    """A Finding if an optimizer has a learning rate of 0 in its last three steps; else Right if a rate changes."""
     changing = changing_rates(records[0])
     if not changing:
         return NotExamined("no change of a learning rate was seen")

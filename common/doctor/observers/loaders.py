@@ -32,6 +32,14 @@ class Reading:
 
 
 class LoaderObserver:
+    """The epochs of a script, by what its iterators call.
+
+    __init__     an epoch begins
+    _reset       an epoch begins, with workers: right after __init__, and again if the iterator keeps its workers
+    _next_index  the sampler gives the numbers of a batch: with workers for several batches ahead, else in __next__
+    __next__     a batch is handed out, or the data end, or an error is raised
+    """
+
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._record = recorder.record
@@ -41,9 +49,7 @@ class LoaderObserver:
 
     def install(self) -> None:
         self._recorder.wrap(_BaseDataLoaderIter, "__init__", after=self.after_start)
-        # An iterator that keeps its workers is reset for another epoch, and one with workers also when it is made.
         self._recorder.wrap(_BaseDataLoaderIter, "_reset", after=self.after_start)
-        # Without workers each batch calls after_indices, and then after_batch, which makes a Batch of both.
         self._recorder.wrap(_BaseDataLoaderIter, "_next_index", after=self.after_indices)
         self._recorder.wrap(_BaseDataLoaderIter, "__next__", after=self.after_batch, failed=self.after_error)
 
@@ -70,16 +76,17 @@ class LoaderObserver:
         reading = self._readings[iterator]
         note_draws(self._record, "batches", reading.generators, CPU)
         epoch = reading.epoch
-        if not epoch.batches and len(self._record.epochs) < MAX_EPOCHS:
-            self._record.epochs.append(epoch)
         samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
         if not getattr(iterator, "_in_order", True):  # workers hand out the batches as they are ready
             samples = []
-        epoch.batches.append(Batch(samples, [], len(self._record.steps)))
+        noted = Batch(samples, [], len(self._record.steps))
+        epoch.batches.append(noted)
+        if len(epoch.batches) == 1 and len(self._record.epochs) < MAX_EPOCHS:
+            self._record.epochs.append(epoch)
         self._newest = reading
         if reading.fingerprints < MAX_FINGERPRINTS:
-            epoch.batches[-1].contents = contents(batch, len(samples))
-        reading.fingerprints += len(epoch.batches[-1].contents)
+            noted.contents = contents(batch, len(samples))
+        reading.fingerprints += len(noted.contents)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:
         if isinstance(error, StopIteration):

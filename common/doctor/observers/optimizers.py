@@ -1,5 +1,6 @@
 """Optimizers: their steps, and their parameters beside those of the networks."""
 
+import itertools
 import os
 import weakref
 from typing import Any
@@ -21,6 +22,7 @@ class OptimizerObserver:
         self._record = recorder.record
         self._networks = networks.networks
         self._last_step = last_step  # the number of the step after which the script is ended
+        self._new_numbers = itertools.count()
         self._numbers: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._forwards_before = 0  # the number of forwards in training until the last step
 
@@ -28,13 +30,14 @@ class OptimizerObserver:
         register_optimizer_step_post_hook(self._recorder.guarded(self.after_step))
 
     def after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        number = self._numbers.setdefault(optimizer, len(self._record.steps))  # as no other one has: it steps now
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = next(self._new_numbers)
         if isinstance(getattr(optimizer, "optim", None), Optimizer):
             return  # a ZeroRedundancyOptimizer: the optimizer of its part has made the step
         given = [group.get("lr") for group in optimizer.param_groups]
         rates = [None if rate is None else float(rate) for rate in given]
         forwards = sum(network.forwards for network in self._record.networks)
-        self._record.steps.append(Step(rates, forwards - self._forwards_before, number))
+        self._record.steps.append(Step(rates, forwards - self._forwards_before, self._numbers[optimizer]))
         self._forwards_before = forwards
         if len(self._record.steps) <= FIRST_STEPS:
             self._note_parameters()

@@ -189,9 +189,9 @@ HARMLESS = {
             LOADER: "DataLoader(train_set, BATCH_SIZE, shuffle=True, generator=torch.Generator().manual_seed(1))",
             FORWARD: 'criterion(model(x=batch["x"][rank::world]), batch["y"][rank::world])',
         },
-        said="the script may train it on a part of each batch",
+        said="the script may train it on a part of them",
     ),
-    "unusual": Ailment(UNUSUAL, said="Healthy: nothing found"),
+    "unusual": Ailment(UNUSUAL, said="weights (the ranks make only the first 14 of 36 steps together"),
 }
 # What ends badly, or never.
 THE_END = "end of the script"
@@ -200,7 +200,7 @@ ENDS = {
         {"dist.all_reduce(running)": "if rank == 0:\n            dist.all_reduce(running)"},
         THE_END,
         "collective_on_rank_0",
-        "rank 0 alone has called all_reduce in train.py:",
+        "was called by rank 0 alone",
     ),
     "uneven inputs": Ailment(UNEVEN, THE_END, "uneven_inputs", "in epoch 0 rank 0 has 9 batches, rank 1 has 8 batches"),
     "uneven evaluation": Ailment(
