@@ -3,7 +3,6 @@
 import itertools
 import random
 import weakref
-from collections import UserDict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,23 +39,9 @@ def seeded():
     return torch.Generator().manual_seed(5)
 
 
-class Batch(UserDict):
-    """A mapping like a tokenizer's, whose class a checkpoint does not hold."""
-
-
-class Pair(NamedTuple):
-    """An entry of a batch that holds no tensors, and a tuple."""
-
-    word: str
-    span: tuple[int, str]
-
-
 def masked(samples):
     """A collator that draws from all three generators, as many numbers as it likes."""
-    words = [random.choice("ab"), "b"]
-    noise = [random.random(), numpy.random.rand(1), numpy.random.rand(1)[0]]
-    pair = Pair(words[0], (1, words[-1]))
-    return Batch(rows=torch.stack(samples), drawn=[torch.rand(len(samples)), *noise], words=words, pair=pair)
+    return {"rows": torch.stack(samples), "drawn": [random.random(), numpy.random.rand(), torch.rand(len(samples))]}
 
 
 def drawn_from(generator, size):
@@ -122,7 +107,7 @@ def visit(loader, epochs, stop=None, checkpoint=None):
     for epoch in epochs:
         loader.set_epoch(epoch)
         for step, batch in enumerate(loader, 1):
-            yield epoch, type(batch), listify(batch), loader.end_of_dataloader, torch.rand(()).item()
+            yield epoch, listify(batch), loader.end_of_dataloader, torch.rand(()).item()
             if stop == (epoch, step):
                 checkpoint.update(loader=loader.state_dict(), generators=get_random_states(CPU))
                 return
