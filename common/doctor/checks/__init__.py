@@ -6,8 +6,10 @@ from common.doctor.checks.end import check_end
 from common.doctor.record import Record
 
 OF_HEALTH = ("weights", "training samples")  # only if both are right, the report calls a script healthy
+END = "end of the script"
 # In the order of the report: a cause comes before its consequences.
 CHECKS = {
+    END: check_end,
     "parameters of the optimizer": optimizers.check_parameters,
     "learning rates": optimizers.check_learning_rates,
     "weights": replicas.check_same_weights,
@@ -33,10 +35,9 @@ ONLY_YOU_CAN_SEE = (
 )
 
 
-def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
+def ask_all(records: list[Record]) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
-    all_checks = {"end of the script": lambda records: check_end(records, patience), **CHECKS}
-    for topic, check in all_checks.items():
+    for topic, check in CHECKS.items():
         try:
             answers[topic] = check(records)
         except Exception as error:  # a fault of the doctor: the run was long, and the other checks have their answers

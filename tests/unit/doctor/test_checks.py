@@ -17,7 +17,7 @@ from common.doctor.record import Batch, Call, End, Epoch, Network, Record, Save,
 NAN = float("nan")
 INF = float("inf")
 LOST = End("lost", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
-STOPPED = End("stopped")
+STOPPED = End("stopped", "no rank made progress for 60 s")
 HEALTHY = dict.fromkeys(checks.OF_HEALTH, Right())
 RAISED_FROM = RuntimeError("step 9 failed")
 RAISED_FROM.__cause__ = RuntimeError(LOST.text)
@@ -106,9 +106,9 @@ def test_steps_are_compared_up_to_the_last_batch_of_the_rank_that_has_fewer(diff
 def test_an_uneven_epoch_explains_a_hang_but_not_under_join():
     records = [Record(rank, end=STOPPED, epochs=[epoch_of(range(count))]) for rank, count in enumerate((20, 20, 24))]
     records[0].epochs[0].complete = False  # a batch behind
-    assert end.check_end(records, patience=60).pitfall == "uneven_inputs"
+    assert end.check_end(records).pitfall == "uneven_inputs"
     records[0].has_joined = True
-    assert end.check_end(records, patience=60).pitfall is None
+    assert end.check_end(records).pitfall is None
 
 
 def three_times(rank: int) -> list[int]:
@@ -259,26 +259,27 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
     for one in records:  # rank 1 has a batch more
         one.epochs.append(epoch_of(range(4 + 4 * one.rank)))
         one.epochs[0].complete = one.rank == 0
-    assert end.check_end(records, patience=60).text.startswith(found)
-    assert end.check_end([Record(0)], patience=60).reason.startswith("rank 0 left by os._exit")
+    assert end.check_end(records).text.startswith(found)
+    assert end.check_end([Record(0)]).reason.startswith("rank 0 left by os._exit")
     records[1].end = End("steps")
-    assert end.check_end(records, patience=60) == NotExamined("--steps ended it")
+    assert end.check_end(records) == NotExamined("--steps ended it")
 
 
 @pytest.mark.parametrize(
-    "noted, exit_code, was_stopped, reason",
+    "noted, exit_code, why_stopped, printed, reason",
     [
-        (End("crash", "ValueError: no disk"), -9, True, "crash"),
-        (End("crash", run_script.one_line(RAISED_FROM, Path("t.py"))), 1, False, "lost"),
-        (End(), -9, True, "stopped"),
-        (End(), -9, False, "crash"),
-        (End(), -6, False, "lost"),
-        (End("finished"), -6, False, "crash"),
-        (End("steps"), -6, False, "steps"),
+        (End("crash", "ValueError: no disk"), -9, "no progress", "DistNetworkError", "crash"),
+        (End("crash", run_script.one_line(RAISED_FROM, Path("t.py"))), 1, "", "", "lost"),
+        (End(), -9, "no progress", "", "stopped"),
+        (End(), -9, "", "caught DistNetworkError", "crash"),
+        (End(), -6, "", "free(): invalid pointer", "crash"),
+        (End(), -6, "", "c10::DistBackendError", "lost"),
+        (End("finished"), -6, "", "c10::DistBackendError", "crash"),
+        (End("steps"), -6, "", "", "steps"),
     ],
 )
-def test_an_end_is_what_the_table_says(noted, exit_code, was_stopped, reason):
-    assert launch.end_of(noted, exit_code, was_stopped, last_printed="").reason == reason
+def test_an_end_is_what_the_table_says(noted, exit_code, why_stopped, printed, reason):
+    assert launch.end_of(noted, exit_code, why_stopped, [printed, "frame #0"]).reason == reason
 
 
 # "R1 R3" is a rank that calls the collective R in line 1 of t.py, then R in line 3.
@@ -300,7 +301,7 @@ def test_a_collective_that_not_all_ranks_have_called_is_named(of_ranks, pitfall,
     records = [Record(rank, end=STOPPED) for rank in range(len(of_ranks))]
     for one, calls in zip(records, of_ranks, strict=True):
         one.collectives = [Call(name, f"t.py:{line}") for name, line in calls.split()]
-    answer = end.check_end(records, patience=60)
+    answer = end.check_end(records)
     assert answer.pitfall == pitfall
     assert answer.text.endswith(found)
 
@@ -328,11 +329,11 @@ def test_a_check_that_fails_leaves_the_answers_of_the_others(monkeypatch):
     assert program.main([__file__]) == 2  # as no check is right
     monkeypatch.setitem(checks.CHECKS, "files", lambda records: records[44])
     monkeypatch.setitem(checks.CHECKS, "schedule", lambda records: Right())
-    monkeypatch.setattr(checks, "check_end", None)
+    monkeypatch.setitem(checks.CHECKS, checks.END, None)
     assert program.main([__file__]) == 2
-    answers = checks.ask_all([Record(0), Record(1)], patience=60)
+    answers = checks.ask_all([Record(0), Record(1)])
     assert answers["files"].reason == "the check failed: IndexError: list index out of range"
-    assert answers.keys() == {"end of the script", *checks.CHECKS}
+    assert answers.keys() == checks.CHECKS.keys()
     answers.update(HEALTHY)
     assert "Healthy" not in "\n".join(report.lines(answers, [Record(0)]))
 
