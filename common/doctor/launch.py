@@ -78,10 +78,7 @@ def _environment(processes: int) -> dict[str, str]:
 
 
 def _wait(ranks: list[Rank], patience: float) -> str:
-    """Wait until all ranks have ended, or none has made progress for `patience` seconds; after a crash, for fewer.
-
-    Returns the reason why the others must be stopped, or an empty text where all have ended.
-    """
+    """Wait until all ranks have ended. Returns a text if the others must be stopped, as none makes progress."""
     running = list(ranks)
     state = None
     changed = time.monotonic()
@@ -133,7 +130,7 @@ def _record(rank: Rank, why_stopped: str) -> Record:
     """The record that a rank has left, or an empty one, and what it could not note itself."""
     file = rank.folder / FILE
     record = read(file) if file.exists() else Record(rank.number)
-    printed = (rank.folder / LOG).read_text(errors="replace").strip().splitlines()  # a progress bar ends its by "\r"
+    printed = (rank.folder / LOG).read_text(errors="replace").strip().splitlines()
     record.last_printed = "".join(printed[-1:])
     record.end = end_of(record.end, rank.process.returncode, why_stopped, printed)
     return record
@@ -145,10 +142,9 @@ def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> 
     noted     process      the end
     crash     any          lost if the text of the error names communication, else crash
     others    was stopped  stopped
-    steps     has failed   steps
     finished  has failed   crash: after its last line it communicates no more
     None      has failed   lost if torch aborted it over communication, else crash
-    others    has ended    as noted
+    the rest               as noted
     """
     if noted.reason == "crash":
         return End("lost" if _names_communication(noted.text) else "crash", noted.text)

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.doctor.record import Content
-
-VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
+from common.doctor.observers.tensors import spread
+from common.doctor.record import NUMBERS_OF_A_FINGERPRINT, Content
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
@@ -49,7 +48,5 @@ def contents(batch: Any, count: int) -> list[Content]:
 
 
 def _fingerprint(row: Tensor) -> int:
-    values = row.detach().resolve_conj().cpu().flatten()
-    stride = max(1, len(values) // VALUES_PER_TENSOR)
-    raw_bytes = values[::stride].contiguous().view(torch.uint8)
+    raw_bytes = spread(row.resolve_conj(), NUMBERS_OF_A_FINGERPRINT).view(torch.uint8)
     return zlib.crc32(raw_bytes.numpy().tobytes())

@@ -9,7 +9,7 @@ import torch
 from common.doctor import __main__ as program
 from common.doctor import checks, launch, report, run_script
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import data_sets, end, evaluations, files, optimizers, replicas, samples, steps
+from common.doctor.checks import data_sets, end, evaluations, files, replicas, samples, steps
 from common.doctor.checks.random_numbers import check_draws
 from common.doctor.observers.generators import note_draws
 from common.doctor.record import Batch, Call, End, Epoch, Network, Record, Save, Step
@@ -99,7 +99,7 @@ def test_steps_are_compared_up_to_the_last_batch_of_the_rank_that_has_fewer(diff
     records[1].steps[different_step - 1] = Step([0.2], 1)
     for one in records:
         one.networks[0].statistics[different_step] = {"mean": APART[one.rank]}
-    assert isinstance(optimizers.check_learning_rates(records), kind)
+    assert isinstance(steps.check_learning_rates(records), kind)
     assert isinstance(replicas.check_same_statistics(records), kind)
 
 
@@ -129,6 +129,7 @@ CONTENTS = {
     "same": lambda rank, epoch, sample: (sample, sample % 20 == 0),
     "of each rank": lambda rank, epoch, sample: (1000 * rank + sample, sample % 20 == rank),
     "augmented": lambda rank, epoch, sample: (9000 * rank + 1000 * epoch + sample, sample % 7),
+    "sorted": lambda rank, epoch, sample: (1000 * rank + sample, sample // 100),
     "new": lambda rank, epoch, sample: (9000 * rank + 1000 * epoch + sample, (sample + rank + epoch) % 7),
 }
 
@@ -143,6 +144,7 @@ CONTENTS = {
         pytest.param(ALL, "same", Finding, None, NotExamined, id="all"),
         pytest.param(OWN, "same", Finding, "different_orders", NotExamined, id="its own order"),
         pytest.param(OWN, "of each rank", NotExamined, None, NotExamined, id="its own order of its own data"),
+        pytest.param(OWN, "sorted", NotExamined, None, NotExamined, id="its own order of its own files"),
         pytest.param(THREE_TIMES, "same", NotExamined, None, NotExamined, id="three times, each on another rank"),
         pytest.param(TWO_OF_FOUR, "same", NotExamined, None, NotExamined, id="two parts for four ranks"),
         pytest.param(DRAWN, "same", NotExamined, None, NotExamined, id="with replacement"),
@@ -156,6 +158,8 @@ def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, trai
     answer = samples.check_training_samples(records)
     assert (type(answer), getattr(answer, "pitfall", None)) == (training, pitfall)
     assert isinstance(data_sets.check_data_sets(records), of_data_sets)
+    records[1].epochs[0].complete = False  # so far no sample may have been read twice by chance
+    assert samples.check_training_samples(records) != Right()
 
 
 def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
@@ -208,9 +212,19 @@ def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_r
     assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
 
 
-@pytest.mark.parametrize("key, kind", [("module.w", Right), ("module.module.w", Finding)])
-def test_the_keys_of_an_averaged_model_may_begin_with_module_once(key, kind):
-    assert isinstance(files.check_keys([Record(0, saves=[Save("last.pt", [["n_averaged", key]])])]), kind)
+@pytest.mark.parametrize(
+    "keys, kind",
+    [
+        (["module.w", "module.buffer"], Finding),
+        (["_orig_mod.module.w"], Finding),
+        (["module.of_another"], Right),
+        (["n_averaged", "module.w"], Right),
+        (["n_averaged", "module.module.w"], Finding),
+    ],
+)
+def test_the_keys_of_a_wrapped_network_may_not_have_the_prefix(keys, kind):
+    networks = [Network(wrapped=True, shapes={"w": (1,)}), Network(shapes={"of_another": (1,)})]
+    assert isinstance(files.check_keys([Record(0, saves=[Save("last.pt", [keys])], networks=networks)]), kind)
 
 
 def test_the_first_draws_of_each_source_are_recorded():
@@ -225,8 +239,11 @@ def test_the_first_draws_of_each_source_are_recorded():
 
 @pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Right)])
 def test_no_two_ranks_draw_alike(of_ranks, kind):
-    records = [Record(rank, draws={("batches", "torch"): [state]}) for rank, state in enumerate(of_ranks)]
+    networks = [Network(forwards=1)]
+    records = [Record(0, draws={("batches", "torch"): [state]}, networks=networks) for state in of_ranks]
     assert isinstance(check_draws(records), kind)
+    records[0].networks = [Network(forwards=1, shapes={"of another stage": (1,)})]
+    assert isinstance(check_draws(records), NotExamined)
 
 
 @pytest.mark.parametrize("micro_batches, kind", [([1, 0, 3, 0, 3], Finding), ([3, 3, 3], Right), ([1, 3], NotExamined)])
@@ -311,8 +328,7 @@ def reason(**observations) -> str | None:
 
 
 def test_without_a_process_group_only_a_bad_end_is_examined():
-    assert "the script printed last: no training" in reason(end=End("finished"), last_printed="no training")
-    assert "the script made no process group" in reason(end=End("finished"), steps=[Step([0.1], 1)])
+    assert "; it printed last: no training" in reason(end=End("finished"), last_printed="no training")
     assert reason(end=STOPPED) is None
     assert reason(end=End("crash", "ValueError")) is None
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset
 
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import optimizers, samples, steps
+from common.doctor.checks import samples, steps
 from common.doctor.observers import files
 from common.doctor.observers.clipping import ClippingObserver
 from common.doctor.observers.contents import contents, count_samples
@@ -77,7 +77,7 @@ def after_step(recorder):
 
 def test_an_unknown_rate_is_the_same_on_all_ranks_and_follows_no_schedule(recorder, after_step):
     after_step(sgd(lr=None))
-    assert optimizers.check_learning_rates([recorder.record, pickle.loads(pickle.dumps(recorder.record))]) == Right()
+    assert steps.check_learning_rates([recorder.record, pickle.loads(pickle.dumps(recorder.record))]) == Right()
     assert isinstance(steps.check_schedule([recorder.record]), NotExamined)
 
 
