@@ -25,7 +25,6 @@ LOG = "log"
 # Parts of the error of a rank whose partner has left or has called another collective. An error of gloo is a
 # RuntimeError, as many errors of a script are, but it names its source file.
 OF_COMMUNICATION = ("DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
-LAST_LINES = 100  # among which the threads of torch print such an error, and its C++ frames, before they abort
 SIGNALS = {each.value: each.name for each in signal.Signals}  # without most of the real-time signals
 
 
@@ -156,7 +155,7 @@ def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> 
     text = f"{cause}: last printed: {''.join(printed[-1:])}"
     if noted.reason == "finished":
         return End("crash", f"after its last line, {text}")
-    was_aborted = cause == "SIGABRT" and _names_communication("\n".join(printed[-LAST_LINES:]))
+    was_aborted = cause == "SIGABRT" and _names_communication("\n".join(printed[-100:]))  # by a thread of torch
     return End("lost" if was_aborted else "crash", text)
 
 

@@ -133,8 +133,7 @@ class End:
     """
 
     reason: Reason | None = None  # None while it runs, and if it has left by `os._exit(0)`
-    # One line, such as "train.py:9: ValueError: no disk", "SIGKILL: last printed: step 9" if it was killed, or
-    # "no rank made progress for 120 s" if it was stopped.
+    # One line: "train.py:9: ValueError: no disk", "SIGKILL: last printed: step 9", "no rank made progress for 120 s".
     text: str = ""
 
 

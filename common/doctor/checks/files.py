@@ -30,8 +30,7 @@ def check_keys(records: list[Record]) -> Answer:
     saves = [save for record in records for save in record.saves if save.state_dicts]
     if not saves:
         return NotExamined("no state dict went to torch.save")
-    networks = [network for record in records for network in record.networks]
-    of_wrapped = [set(network.shapes) for network in networks if network.wrapped]
+    of_wrapped = [set(network.shapes) for record in records for network in record.networks if network.wrapped]
     for save in saves:
         for saved_keys in save.state_dicts:
             keys = [key.removeprefix("_orig_mod.") for key in saved_keys]  # torch.compile's

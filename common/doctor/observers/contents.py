@@ -34,10 +34,9 @@ def count_samples(inputs: tuple, keywords: dict | None) -> int:
 def contents(batch: Any, count: int) -> list[Content]:
     """For each of `count` samples a fingerprint of each of its tensors: labels stay where images are augmented."""
     parts = batch if isinstance(batch, list | tuple) else []
-    lists = [part for part in parts if isinstance(part, list | tuple) and len(part) == count]
-    if parts and len(lists) == len(parts):  # a list of images of different sizes, and a list of their targets
-        samples = zip(*lists, strict=True)
-        found = [tuple(map(_fingerprint, tensors_in(sample))) for sample in samples]
+    are_lists = [isinstance(part, list | tuple) and len(part) == count for part in parts]
+    if parts and all(are_lists):  # a list of images of different sizes, and a list of their targets
+        found = [tuple(map(_fingerprint, tensors_in(sample))) for sample in zip(*parts, strict=True)]
         return found if all(found) else []
     columns: list[list[int]] = []
     for tensor in tensors_in(batch):
@@ -48,5 +47,5 @@ def contents(batch: Any, count: int) -> list[Content]:
 
 
 def _fingerprint(row: Tensor) -> int:
-    raw_bytes = spread(row.resolve_conj(), NUMBERS_OF_A_FINGERPRINT).view(torch.uint8)
-    return zlib.crc32(raw_bytes.numpy().tobytes())
+    values = spread(row.resolve_conj(), NUMBERS_OF_A_FINGERPRINT)
+    return zlib.crc32(values.view(torch.uint8).numpy().tobytes())

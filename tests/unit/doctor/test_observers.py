@@ -23,7 +23,7 @@ from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.observers.tensors import some_weights
+from common.doctor.observers.tensors import _some_numbers, some_weights
 from common.doctor.record import FILE, Network, Record, Step
 
 
@@ -193,3 +193,7 @@ def test_what_backward_computes_again_is_no_further_forward():
     after.remove()
     assert list(recorder.record.networks[0].weights) == list(range(1, 65))
     assert some_weights(nn.ModuleDict({"_fsdp_wrapped_module": module})) == {}  # as FSDP1 names what it shards
+    assert some_weights(nn.LazyLinear(1)) == {}
+    with pytest.raises(RuntimeError):  # here, and not where the record is written
+        torch.func.vmap(_some_numbers)(torch.ones(2, 3))
+    assert len(_some_numbers(torch.arange(512).repeat(512)).unique()) > 30  # of all columns
