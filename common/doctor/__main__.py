@@ -50,7 +50,7 @@ def examine(options: argparse.Namespace) -> int:
     print(*report.lines(answers, records), sep="\n")
     if report.findings(answers):
         return 1
-    is_right = any(answer == Right() for topic, answer in answers.items() if topic != checks.END)  # which shows little
+    is_right = any(answer == Right() for topic, answer in answers.items() if topic != checks.END)
     return 0 if is_right and not report.has_failed(answers, records) else 2
 
 

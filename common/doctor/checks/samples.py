@@ -20,13 +20,13 @@ def check_training_samples(records: list[Record]) -> Answer:
 
 
 def read_parts_of_one_order(epochs: tuple[Epoch, ...]) -> bool:
-    """True if half of the numbers were read and none twice, but in the last batches, which a sampler may fill up.
+    """True if half of the numbers were read, and none twice but in the last batches, which a sampler may fill up.
 
-    Of a small part of them, ranks with orders of their own would also read none twice, by chance.
+    Of fewer, ranks with orders of their own may read none twice by chance.
     """
     shares = [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
-    read = list(chain.from_iterable(shares))
-    return all(shares) and 2 * len(read) >= len(epochs[0].numbers) and not has_repeated(read)
+    are_enough = 2 * sum(len(epoch.samples) for epoch in epochs) >= len(epochs[0].numbers)
+    return are_enough and all(shares) and not has_repeated(list(chain.from_iterable(shares)))
 
 
 def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
