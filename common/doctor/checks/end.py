@@ -19,8 +19,7 @@ def check_end(records: list[Record]) -> Answer:
     if "lost" in reasons:
         return why_ranks_wait(records, positions)
     if "stopped" in reasons:
-        stopped = records[reasons.index("stopped")]
-        return why_ranks_wait(records, f"{stopped.end.text}: {positions}")
+        return why_ranks_wait(records, f"{records[reasons.index('stopped')].end.text}: {positions}")
     if None in reasons:
         return NotExamined(f"rank {reasons.index(None)} left by os._exit, and was not seen after its last record")
     return Right()

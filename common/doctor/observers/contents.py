@@ -36,7 +36,8 @@ def contents(batch: Any, count: int) -> list[Content]:
     parts = batch if isinstance(batch, list | tuple) else []
     are_lists = [isinstance(part, list | tuple) and len(part) == count for part in parts]
     if parts and all(are_lists):  # a list of images of different sizes, and a list of their targets
-        found = [tuple(map(_fingerprint, tensors_in(sample))) for sample in zip(*parts, strict=True)]
+        samples = zip(*parts, strict=True)
+        found = [tuple(map(_fingerprint, tensors_in(sample))) for sample in samples]
         return found if all(found) else []
     columns: list[list[int]] = []
     for tensor in tensors_in(batch):

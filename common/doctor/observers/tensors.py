@@ -40,13 +40,13 @@ def is_split(module: nn.Module) -> bool:
 def spread(tensor: Tensor, count: int) -> Tensor:
     """So many numbers of a tensor, from all of its rows and columns: a whole stride could read one column only."""
     values = tensor.detach().reshape(-1)
-    places = torch.linspace(0, len(values) - 1, min(len(values), count), dtype=torch.float64)
+    places = torch.linspace(0, len(values) - 1, min(len(values), count), dtype=torch.float64, device="cpu")
     return values[places.long()].cpu()
 
 
 def _some_numbers(tensor: Tensor) -> Tensor:
     # By way of plain numbers: a tensor inside of `torch.func.vmap` fails here, and not where the record is written.
-    return torch.tensor(spread(tensor, NUMBERS_OF_A_TENSOR).tolist(), dtype=torch.float64)
+    return torch.tensor(spread(tensor, NUMBERS_OF_A_TENSOR).tolist(), dtype=torch.float64, device="cpu")
 
 
 def some_weights(module: nn.Module) -> Tensors:
