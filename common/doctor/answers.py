@@ -29,7 +29,7 @@ Answer = Finding | NotExamined | Right
 
 
 def overall(answers: list[Answer], reason_if_none: str) -> Answer:
-    """One answer for several epochs or networks: a Finding if there is one, and Right if all are right."""
+    """One answer for several epochs or networks: the first Finding, else the first NotExamined, else Right."""
     for kind in (Finding, NotExamined, Right):
         for answer in answers:
             if isinstance(answer, kind):

@@ -22,9 +22,9 @@ POLL_SECONDS = 0.2
 SECONDS_AFTER_A_CRASH = 5.0  # the other ranks have these to end by themselves
 SECONDS_TO_START = 120.0  # the imports before the script may take half a minute on a busy machine
 LOG = "log"
-# Parts of the error of a rank whose partner has left or has called another collective. torch's threads abort the
-# process (SIGABRT). An error of gloo is a RuntimeError, as many errors of a script are, but it names its source file.
-OF_COMMUNICATION = ("SIGABRT", "DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
+# Parts of the error of a rank whose partner has left or has called another collective. An error of gloo is a
+# RuntimeError, as many errors of a script are, but it names its source file.
+OF_COMMUNICATION = ("DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
 SIGNALS = {each.value: each.name for each in signal.Signals}  # without most of the real-time signals
 
 
@@ -43,10 +43,10 @@ def observe(command: list[str], processes: int, folder: Path, patience: float) -
         for number in range(processes):
             variables = {**environment, **rank_variables(number, processes, port)}
             ranks.append(_start(number, folder / f"rank{number}", command, variables))
-        _wait(ranks, patience)
+        why_stopped = _wait(ranks, patience)
     finally:
         stopped = _stop(ranks)
-    return [_record(rank, was_stopped=rank in stopped) for rank in ranks]
+    return [_record(rank, why_stopped if rank in stopped else "") for rank in ranks]
 
 
 def _start(number: int, folder: Path, command: list[str], environment: dict[str, str]) -> Rank:
@@ -76,8 +76,8 @@ def _environment(processes: int) -> dict[str, str]:
     return environment
 
 
-def _wait(ranks: list[Rank], patience: float) -> None:
-    """Wait until all ranks have ended, or none has made progress for `patience` seconds; after a crash, for fewer."""
+def _wait(ranks: list[Rank], patience: float) -> str:
+    """Wait until all ranks have ended. Returns a text if the others must be stopped, as none makes progress."""
     running = list(ranks)
     state = None
     changed = time.monotonic()
@@ -98,8 +98,9 @@ def _wait(ranks: list[Rank], patience: float) -> None:
         elif any(_last_progress(rank) is None for rank in running):
             limit = max(patience, SECONDS_TO_START)
         if time.monotonic() - changed > limit:
-            return
+            return f"no rank made progress for {limit:g} s"
         time.sleep(POLL_SECONDS)
+    return ""
 
 
 def _last_progress(rank: Rank) -> int | None:
@@ -124,38 +125,39 @@ def _signal_group(rank: Rank, signal_number: int) -> None:
         os.killpg(rank.process.pid, signal_number)
 
 
-def _record(rank: Rank, was_stopped: bool) -> Record:
+def _record(rank: Rank, why_stopped: str) -> Record:
     """The record that a rank has left, or an empty one, and what it could not note itself."""
     file = rank.folder / FILE
     record = read(file) if file.exists() else Record(rank.number)
-    record.last_printed = (rank.folder / LOG).read_text(errors="replace").strip().split("\n")[-1]
-    record.end = end_of(record.end, rank.process.returncode, was_stopped, record.last_printed)
+    printed = (rank.folder / LOG).read_text(errors="replace").strip().splitlines()
+    record.last_printed = "".join(printed[-1:])
+    record.end = end_of(record.end, rank.process.returncode, why_stopped, printed)
     return record
 
 
-def end_of(noted: End, exit_code: int, was_stopped: bool, last_printed: str) -> End:
-    """The end of a rank, by what it has noted itself and how its process ended.
+def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> End:
+    """The end of a rank, by what it has noted itself, how its process ended, and the lines that it has printed.
 
     noted     process      the end
-    crash     any          crash or lost, by the text of the error
+    crash     any          lost if the text of the error names communication, else crash
     others    was stopped  stopped
-    None      has failed   crash or lost
     finished  has failed   crash: after its last line it communicates no more
+    None      has failed   lost if torch aborted it over communication, else crash
     the rest               as noted
     """
     if noted.reason == "crash":
-        return _crash_or_lost(noted.text)
-    if was_stopped:
-        return End("stopped")
+        return End("lost" if _names_communication(noted.text) else "crash", noted.text)
+    if why_stopped:
+        return End("stopped", why_stopped)
     if exit_code == 0 or noted.reason == "steps":
         return noted
     cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
-    text = f"{cause}: last printed: {last_printed}"
+    text = f"{cause}: last printed: {''.join(printed[-1:])}"
     if noted.reason == "finished":
         return End("crash", f"after its last line, {text}")
-    return _crash_or_lost(text)
+    was_aborted = cause == "SIGABRT" and _names_communication("\n".join(printed[-100:]))  # by a thread of torch
+    return End("lost" if was_aborted else "crash", text)
 
 
-def _crash_or_lost(text: str) -> End:
-    is_of_communication = any(part in text for part in OF_COMMUNICATION)
-    return End("lost" if is_of_communication else "crash", text)
+def _names_communication(text: str) -> bool:
+    return any(part in text for part in OF_COMMUNICATION)

@@ -16,7 +16,14 @@ from torch import Tensor
 # Two files in the folder of a rank: its record, and an empty one that is touched when the rank has made progress.
 FILE = "record.pickle"
 PROGRESS = "progress"
-EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one
+# What is noted, and compared: so much of it.
+EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, then after 128, 256, … steps
+NUMBERS_OF_A_TENSOR = 128  # of a weight or a statistic, spread over it
+FIRST_STEPS = 16  # an optimizer's parameters are noted after each of these, and the last one counts
+MAX_EPOCHS = 64
+MAX_FINGERPRINTS = 4096  # the samples of an epoch whose contents get one
+NUMBERS_OF_A_FINGERPRINT = 1024  # of a tensor of a sample, spread over it
+MAX_DRAWS = 64  # of random numbers, from each source
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
 Reason = Literal["finished", "steps", "crash", "lost", "stopped"]
@@ -24,10 +31,11 @@ Reason = Literal["finished", "steps", "crash", "lost", "stopped"]
 
 @dataclass
 class Batch:
-    """A batch of a DataLoader. A forward counts for the newest one, while the script reads its loader.
+    """A batch of a DataLoader. A forward counts for the batch that was read last:
 
-    In `for after in loader: net(batch); batch = after`, the look-ahead of accelerate, it counts for `after`. So the
-    first batch has none, and the last forward, behind the loop, counts for none.
+    for batch in loader: net(batch)                 its own
+    for after in loader: net(batch); batch = after  that of `after`, in the look-ahead of accelerate; the first has none
+    net(batch) behind the loop                      none
     """
 
     samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream
@@ -42,7 +50,7 @@ class Batch:
 
     @property
     def is_trained_whole(self) -> bool:
-        """True if a forward had all samples. Two of half a batch may be those of two networks with the same half."""
+        """True if a forward had all samples, or no sample was seen. Two of 2 of 4 may be two networks with one half."""
         return max(self.forwards, default=0) >= self.size
 
 
@@ -68,7 +76,7 @@ class Epoch:
 
     @property
     def has_steps(self) -> bool:
-        """True if an optimizer stepped between two batches."""
+        """True if an optimizer stepped between two batches, which one batch alone cannot show."""
         return self.batches[-1].steps > self.batches[0].steps
 
     @property
@@ -84,7 +92,6 @@ class Epoch:
 @dataclass
 class Network:
     shapes: dict[str, tuple] = field(default_factory=dict)  # those of its parameters, but for what a rank has in part
-    has_module: bool = False  # True if a part of it is itself called `module`
     forwards: int = 0  # the number of calls in training mode with gradients
     wrapped: bool = False  # True if DistributedDataParallel holds it, or it holds one
     past_wrapper: int = 0  # the number of forwards that did not come through the wrapper
@@ -126,7 +133,7 @@ class End:
     """
 
     reason: Reason | None = None  # None while it runs, and if it has left by `os._exit(0)`
-    # After an error one line: "train.py:9: ValueError: no disk", or "SIGKILL: last printed: step 9" if it was killed.
+    # One line: "train.py:9: ValueError: no disk", "SIGKILL: last printed: step 9", "no rank made progress for 120 s".
     text: str = ""
 
 

@@ -6,10 +6,12 @@ from common.doctor.checks.end import check_end
 from common.doctor.record import Record
 
 OF_HEALTH = ("weights", "training samples")  # only if both are right, the report calls a script healthy
+END = "end of the script"
 # In the order of the report: a cause comes before its consequences.
 CHECKS = {
+    END: check_end,
     "parameters of the optimizer": optimizers.check_parameters,
-    "learning rates": optimizers.check_learning_rates,
+    "learning rates": steps.check_learning_rates,
     "weights": replicas.check_same_weights,
     "training samples": samples.check_training_samples,
     "data sets": data_sets.check_data_sets,
@@ -33,10 +35,9 @@ ONLY_YOU_CAN_SEE = (
 )
 
 
-def ask_all(records: list[Record], patience: float) -> dict[str, Answer]:
+def ask_all(records: list[Record]) -> dict[str, Answer]:
     answers: dict[str, Answer] = {}
-    all_checks = {"end of the script": lambda records: check_end(records, patience), **CHECKS}
-    for topic, check in all_checks.items():
+    for topic, check in CHECKS.items():
         try:
             answers[topic] = check(records)
         except Exception as error:  # a fault of the doctor: the run was long, and the other checks have their answers
@@ -48,7 +49,5 @@ def why_nothing_was_examined(records: list[Record]) -> str | None:
     """The reason, if there were neither ranks to compare nor a bad end, which is a finding of its own."""
     if any(record.backend or record.end.reason in ("crash", "lost", "stopped") for record in records):
         return None
-    if any(record.steps for record in records):
-        return "the script made no process group, and each process ran a training of its own"
     printed = records[0].last_printed or "nothing"
-    return f"no process group and no optimizer step were seen; the script printed last: {printed}"
+    return f"the script made no process group, so each process was on its own; it printed last: {printed}"

@@ -8,17 +8,18 @@ MAX_ERROR = 300  # characters, after which the text of an error is cut
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
 
 
-def check_end(records: list[Record], patience: float) -> Answer:
+def check_end(records: list[Record]) -> Answer:
+    """Right if each rank has come to the last line; a Finding if one has crashed, or ranks wait for each other."""
     reasons = [record.end.reason for record in records]
     if "crash" in reasons:  # what ended other ranks may be its consequence
         return _crashed(records[reasons.index("crash")])
     if "steps" in reasons:  # a rank that has made them leaves, and the others may need it for theirs
         return NotExamined("--steps ended it")
-    if "lost" in reasons or "stopped" in reasons:
-        positions = ", ".join(map(_position, records))
-        if "lost" not in reasons:
-            positions = f"no rank made progress for {patience:g} s: {positions}"
+    positions = ", ".join(map(_position, records))
+    if "lost" in reasons:
         return why_ranks_wait(records, positions)
+    if "stopped" in reasons:
+        return why_ranks_wait(records, f"{records[reasons.index('stopped')].end.text}: {positions}")
     if None in reasons:
         return NotExamined(f"rank {reasons.index(None)} left by os._exit, and was not seen after its last record")
     return Right()

@@ -4,7 +4,8 @@ from collections import Counter
 from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.by_rank import NO_NUMBERS, across_ranks, are_numbered_alike, has_repeated
+from common.doctor.checks.alignment import across_ranks
+from common.doctor.checks.sample_numbers import NO_NUMBERS, are_numbered_alike, has_repeated
 from common.doctor.record import Epoch, Record
 
 
@@ -27,9 +28,9 @@ def check_evaluation_samples(records: list[Record]) -> Answer:
 def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     """The answer about one evaluation, such as these of five samples on two ranks, in batches of one:
 
-    0 2      1 3      not examined: 4 is left out, on purpose or not
     0 2 4    1 3 1    not examined: rank 1 repeats a sample of its own, and may drop it
-    0 2 4    1 3      right
+    0 2      1 3      not examined: 4 is left out, on purpose or not
+    0 2 4    1 3      right: each is read once
     0 … 4    0 … 4    right: each rank evaluates all
     0 2 4    2 1 3    not examined: 2 is in no last batch, as padding would be
     0 2 4    1 3 0    found: 0 is read twice
@@ -41,12 +42,12 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     if any(epoch.numbers != epochs[0].numbers for epoch in epochs):
         return NotExamined("each rank evaluates a Subset of its own")
     shares = [epoch.samples for epoch in epochs]
+    if any(map(has_repeated, shares)):
+        return NotExamined("a rank repeats samples of its own, and may drop them")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     left_out = set(epochs[0].numbers).difference(readers)
     if left_out:
         return NotExamined(f"{len(left_out)} samples were left out, on purpose or by mistake")
-    if any(map(has_repeated, shares)):
-        return NotExamined("a rank repeats samples of its own, and may drop them")
     repeated = {sample for sample, ranks in readers.items() if ranks > 1}
     each_evaluates_all = all(len(share) == len(readers) for share in shares)
     if not repeated or each_evaluates_all:

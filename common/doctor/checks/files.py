@@ -26,22 +26,21 @@ def check_writers(records: list[Record]) -> Answer:
 
 
 def check_keys(records: list[Record]) -> Answer:
-    """Right if the keys are those of the bare network; a Finding if DistributedDataParallel's prefix is left."""
+    """A Finding if DistributedDataParallel's prefix is left in a state dict of a network that it holds; else Right."""
     saves = [save for record in records for save in record.saves if save.state_dicts]
     if not saves:
         return NotExamined("no state dict went to torch.save")
-    if any(network.has_module for record in records for network in record.networks):
-        return NotExamined("a network has a part that is called `module`")
+    of_wrapped = [set(network.shapes) for record in records for network in record.networks if network.wrapped]
     for save in saves:
         for saved_keys in save.state_dicts:
             keys = [key.removeprefix("_orig_mod.") for key in saved_keys]  # torch.compile's
             # An AveragedModel, which keeps a moving average, has the keys `n_averaged` and `module.…`.
             prefix = "module.module." if "n_averaged" in keys else "module."
-            prefixed = sum(key.startswith(prefix) for key in keys)
-            if prefixed:
+            prefixed = {key.removeprefix(prefix).removeprefix("_orig_mod.") for key in keys if key.startswith(prefix)}
+            if any(wrapped and wrapped <= prefixed for wrapped in of_wrapped):
                 return Finding(
-                    f"{prefixed} of {len(keys)} keys of a state dict in {Path(save.path).name} begin with `{prefix}`",
-                    "save `model.module.state_dict()`, and average `model.module`",
+                    f"{len(prefixed)} of {len(keys)} keys of a network in {Path(save.path).name} begin with `{prefix}`",
+                    "save and average `model.module`; an average of your own may have such keys",
                     pitfall="prefixed_keys",
                 )
     return Right()

@@ -4,7 +4,8 @@ Some numbers of each tensor are compared: of the weights after each of the first
 """
 
 from common.doctor.answers import Answer, Finding, NotExamined, overall
-from common.doctor.checks.by_rank import corresponding_steps, have_same_rates, no_difference, trained_networks
+from common.doctor.checks.alignment import corresponding_steps, no_difference, trained_networks
+from common.doctor.checks.steps import have_same_rates
 from common.doctor.record import EACH_STEP_UNTIL, Network, Record, Tensors
 from common.weights import max_difference
 
@@ -87,7 +88,7 @@ def _statistics(networks: tuple[Network, ...], records: list[Record]) -> Answer:
 def differences_by_step(of_ranks: list[dict[int, Tensors]], records: list[Record]) -> dict[int, dict[str, float]]:
     """For each corresponding step after which all ranks have noted tensors: those that differ, and by how much at most.
 
-    Without steps at which all have the same nans: ranks that differed may end in them.
+    A step at which all ranks have the same nans proves nothing, and is left out: ranks that differed may end in them.
     """
     found = {}
     for step in range(1, len(corresponding_steps(records)) + 1):

@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from common.doctor.answers import Finding
-from common.doctor.checks.by_rank import first_uneven
+from common.doctor.checks.alignment import first_uneven
 from common.doctor.record import Call, Record
 
 WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"

@@ -10,9 +10,9 @@ only the rank can see, as `clippings`, `changed` and `trained_in_no_optimizer`. 
     group       collectives                 wrappers of torch.distributed
     heartbeat   the script's line           a thread that looks every 0.2 s
 
-A wrapper (`Recorder.wrap`) calls the original and changes neither its arguments nor its result. torch has no hook for
-DataLoaders, so `loaders` wraps the methods of the private class `_BaseDataLoaderIter`; with a torch that renames them
-the start fails. What the script compiles runs uncompiled, as the hooks do not work in it.
+Wrappers change neither arguments nor results. torch has no hook for DataLoaders, so `loaders` wraps the methods of the
+private class `_BaseDataLoaderIter`; with a torch that renames them the start fails. What the script compiles runs
+uncompiled, as the hooks do not work in it.
 """
 
 import os

@@ -10,8 +10,6 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from common.doctor.observers.recorder import Recorder
 
-SCALER_PARAMETERS = inspect.signature(GradScaler.__init__)
-
 
 class ClippingObserver:
     """The clippings of a script.
@@ -39,7 +37,7 @@ class ClippingObserver:
             self._recorder.wrap(module, "clip_grad_value_", before=self.before_clipping)
 
     def after_init(self, _: None, scaler: GradScaler, *args: Any, **kwargs: Any) -> None:
-        given = SCALER_PARAMETERS.bind(scaler, *args, **kwargs).arguments
+        given = inspect.signature(GradScaler.__init__).bind(scaler, *args, **kwargs).arguments
         # Without a GPU torch disables a scaler for CUDA, but the mistake is the same: so what the script asked counts.
         if given.get("enabled", True):
             self._enabled.add(scaler)

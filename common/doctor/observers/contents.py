@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.doctor.record import Content
-
-VALUES_PER_TENSOR = 1024  # a fingerprint has so many, spread over the tensor
+from common.doctor.observers.tensors import spread
+from common.doctor.record import NUMBERS_OF_A_FINGERPRINT, Content
 
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
@@ -35,9 +34,9 @@ def count_samples(inputs: tuple, keywords: dict | None) -> int:
 def contents(batch: Any, count: int) -> list[Content]:
     """For each of `count` samples a fingerprint of each of its tensors: labels stay where images are augmented."""
     parts = batch if isinstance(batch, list | tuple) else []
-    lists = [part for part in parts if isinstance(part, list | tuple) and len(part) == count]
-    if parts and len(lists) == len(parts):  # a list of images of different sizes, and a list of their targets
-        samples = zip(*lists, strict=True)
+    are_lists = [isinstance(part, list | tuple) and len(part) == count for part in parts]
+    if parts and all(are_lists):  # a list of images of different sizes, and a list of their targets
+        samples = zip(*parts, strict=True)
         found = [tuple(map(_fingerprint, tensors_in(sample))) for sample in samples]
         return found if all(found) else []
     columns: list[list[int]] = []
@@ -49,7 +48,5 @@ def contents(batch: Any, count: int) -> list[Content]:
 
 
 def _fingerprint(row: Tensor) -> int:
-    values = row.detach().resolve_conj().cpu().flatten()
-    stride = max(1, len(values) // VALUES_PER_TENSOR)
-    raw_bytes = values[::stride].contiguous().view(torch.uint8)
-    return zlib.crc32(raw_bytes.numpy().tobytes())
+    values = spread(row.resolve_conj(), NUMBERS_OF_A_FINGERPRINT)
+    return zlib.crc32(values.view(torch.uint8).numpy().tobytes())

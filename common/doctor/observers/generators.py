@@ -6,9 +6,7 @@ import zlib
 import numpy as np
 import torch
 
-from common.doctor.record import Record
-
-MAX_DRAWS = 64  # the number that is recorded of each source
+from common.doctor.record import MAX_DRAWS, Record
 
 
 def states(device: torch.device) -> dict[str, int]:

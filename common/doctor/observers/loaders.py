@@ -13,11 +13,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from common.doctor.observers.contents import contents
 from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import Batch, Epoch
+from common.doctor.record import MAX_EPOCHS, MAX_FINGERPRINTS, Batch, Epoch
 
 CPU = torch.device("cpu")  # batches are read there
-MAX_EPOCHS = 64
-MAX_FINGERPRINTS = 4096  # the samples of an epoch that get one
 
 
 @dataclass

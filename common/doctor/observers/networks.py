@@ -45,7 +45,7 @@ class NetworkObserver:
         self._recorder.wrap(DistributedDataParallel, "__init__", after=self.after_wrapping)
 
     def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-        module = _unwrapped(ddp)[-1]
+        module = _unwrapped(ddp)[1]
         self._when_wrapped[module] = identities(module)
 
     def before_forward(self, called: nn.Module, inputs: tuple) -> None:
@@ -53,14 +53,14 @@ class NetworkObserver:
             return  # a part of a network, or a loss
         if torch._C._current_graph_task_id() != -1:
             return  # in a backward, in which activation checkpointing computes a part again
-        *wrappers, module = _unwrapped(called)
+        wrappers, module = _unwrapped(called)
         if module not in self.networks:
-            self._add(module)
+            self._add(module)  # at its first forward
         in_training = module.training and torch.is_grad_enabled()
         if in_training:  # in an evaluation a rank may have put averaged weights in
-            self._compare_with_wrapping(module, wrappers)
+            self._compare_with_wrapping(module, wrappers)  # at each forward: the script may change it later
             if self._record.steps:  # before, the ranks' weights may differ
-                self._note_weights(module)
+                self._note_weights(module)  # at the first forward after a step: these are the step's
         generators = states(next(module.parameters()).device) if in_training else {}
         self._forward = Forward(called, module, in_training, generators)
 
@@ -88,7 +88,7 @@ class NetworkObserver:
                 network.statistics[steps] = some_statistics(forward.module)
 
     def _add(self, module: nn.Module) -> None:
-        self.networks[module] = Network(has_module="module" in dict(module.named_children()))
+        self.networks[module] = Network()
         self._record.networks.append(self.networks[module])
         self._record.is_sharded |= any(is_part(name, parameter) for name, parameter in module.named_parameters())
         self._record.is_split |= is_split(module)
@@ -113,8 +113,8 @@ class NetworkObserver:
             weights[steps] = some_weights(module)
 
 
-def _unwrapped(module: nn.Module) -> list[nn.Module]:
-    """The module, what it wraps, and so on; the last one is the network."""
+def _unwrapped(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
+    """The wrappers of a network, the outermost first, and the network."""
     chain = []
     inner: Any = module
     while isinstance(inner, nn.Module):
@@ -123,4 +123,4 @@ def _unwrapped(module: nn.Module) -> list[nn.Module]:
             inner = inner.module
         else:
             inner = getattr(inner, "_orig_mod", None)  # torch.compile
-    return chain
+    return chain[:-1], chain[-1]

@@ -11,9 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.record import Step
-
-FIRST_STEPS = 16  # the parameters are noted after each of these, and the last one counts
+from common.doctor.record import FIRST_STEPS, Step
 
 
 class OptimizerObserver:

@@ -6,10 +6,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
-from common.doctor.record import Tensors
-
-VALUES_PER_TENSOR = 128  # so many are noted, spread over the tensor
+from common.doctor.record import NUMBERS_OF_A_TENSOR, Tensors
 
 
 def identities(module: nn.Module) -> dict[str, tuple]:
@@ -38,16 +37,23 @@ def is_split(module: nn.Module) -> bool:
     return bool(meshes) and not computes_whole_samples
 
 
-def _some_numbers(tensor: Tensor) -> Tensor:
+def spread(tensor: Tensor, count: int) -> Tensor:
+    """So many numbers of a tensor, from all of its rows and columns: a whole stride could read one column only."""
     values = tensor.detach().reshape(-1)
-    stride = max(1, values.numel() // VALUES_PER_TENSOR)
-    return values[::stride][:VALUES_PER_TENSOR].to("cpu", torch.float64, copy=True)
+    places = torch.linspace(0, len(values) - 1, min(len(values), count), dtype=torch.float64, device="cpu")
+    return values[places.long()].cpu()
+
+
+def _some_numbers(tensor: Tensor) -> Tensor:
+    # By way of plain numbers: a tensor inside of `torch.func.vmap` fails here, and not where the record is written.
+    return torch.tensor(spread(tensor, NUMBERS_OF_A_TENSOR).tolist(), dtype=torch.float64, device="cpu")
 
 
 def some_weights(module: nn.Module) -> Tensors:
     samples = {}
     for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and parameter.numel() and not is_part(name, parameter):
+        is_whole = not is_lazy(parameter) and not is_part(name, parameter)
+        if is_whole and parameter.is_floating_point() and parameter.numel():
             samples[name] = _some_numbers(parameter)
     return samples
 

@@ -33,7 +33,7 @@ def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answ
         pool.stop()
     records = [record.read(folder / f"rank{rank}" / record.FILE) for rank in range(2)]
     assert not any(one.observer_errors for one in records)
-    answers = checks.ask_all(records, patience=60)
+    answers = checks.ask_all(records)
     text = unwrapped("\n".join(report.lines(answers, records)))
     assert "the check failed" not in text
     return answers, text
@@ -145,9 +145,9 @@ def test_a_rank_that_dies_at_its_exit_has_crashed(number, cause, tmp_path):
     recorder.record.waits_in = "train.py:9"
     recorder.finish("finished")
     (tmp_path / launch.LOG).touch()
-    records = [launch._record(dying, was_stopped=False), record.Record(1)]
+    records = [launch._record(dying, why_stopped=""), record.Record(1)]
     assert records[0].waits_in == ""
-    assert f"after at least 0 steps: after its last line, {cause}" in end.check_end(records, patience=1).text
+    assert f"after at least 0 steps: after its last line, {cause}" in end.check_end(records).text
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]

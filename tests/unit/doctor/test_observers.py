@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset
 
 from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import optimizers, samples, steps
+from common.doctor.checks import samples, steps
 from common.doctor.observers import files
 from common.doctor.observers.clipping import ClippingObserver
 from common.doctor.observers.contents import contents, count_samples
@@ -23,7 +23,7 @@ from common.doctor.observers.loaders import LoaderObserver
 from common.doctor.observers.networks import NetworkObserver
 from common.doctor.observers.optimizers import OptimizerObserver
 from common.doctor.observers.recorder import Recorder
-from common.doctor.observers.tensors import some_weights
+from common.doctor.observers.tensors import _some_numbers, some_weights
 from common.doctor.record import FILE, Network, Record, Step
 
 
@@ -77,7 +77,7 @@ def after_step(recorder):
 
 def test_an_unknown_rate_is_the_same_on_all_ranks_and_follows_no_schedule(recorder, after_step):
     after_step(sgd(lr=None))
-    assert optimizers.check_learning_rates([recorder.record, pickle.loads(pickle.dumps(recorder.record))]) == Right()
+    assert steps.check_learning_rates([recorder.record, pickle.loads(pickle.dumps(recorder.record))]) == Right()
     assert isinstance(steps.check_schedule([recorder.record]), NotExamined)
 
 
@@ -193,3 +193,7 @@ def test_what_backward_computes_again_is_no_further_forward():
     after.remove()
     assert list(recorder.record.networks[0].weights) == list(range(1, 65))
     assert some_weights(nn.ModuleDict({"_fsdp_wrapped_module": module})) == {}  # as FSDP1 names what it shards
+    assert some_weights(nn.LazyLinear(1)) == {}
+    with pytest.raises(RuntimeError):  # here, and not where the record is written
+        torch.func.vmap(_some_numbers)(torch.ones(2, 3))
+    assert len(_some_numbers(torch.arange(512).repeat(512)).unique()) > 30  # of all columns

@@ -1,6 +1,5 @@
-"""Helpers of several checks: observations that belong together across the ranks, and questions about one rank's."""
+"""The observations that belong together across the ranks: their epochs, steps and networks, one after the other."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
@@ -8,9 +7,6 @@ from common.doctor.answers import Answer, NotExamined, Right
 from common.doctor.record import Epoch, Network, Record, Step
 
 T = TypeVar("T")
-Rates = list[float | None]  # those of an optimizer step, one for each parameter group
-MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one order, by chance
-NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
 
 
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
@@ -59,29 +55,7 @@ def no_difference(records: list[Record]) -> Answer:
     return Right()
 
 
-def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
-    """True if the samples have numbers, in data sets of one length. Else NO_NUMBERS is the reason for not comparing."""
-    lengths = {epoch.data_set_length for epoch in epochs}
-    return len(lengths) == 1 and None not in lengths and all(epoch.samples for epoch in epochs)
-
-
-def has_repeated(samples: list[int]) -> bool:
-    return len(set(samples)) < len(samples)
-
-
 def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:
     """The networks that all ranks have trained, with the same parameters: for each the observations of all ranks."""
     trained = across_ranks([network for network in record.networks if network.forwards] for record in records)
     return [of_ranks for of_ranks in trained if all(network.shapes == of_ranks[0].shapes for network in of_ranks)]
-
-
-def have_same_rates(of_ranks: tuple[Step, ...]) -> bool:
-    return all(step.learning_rates == of_ranks[0].learning_rates for step in of_ranks)
-
-
-def changing_rates(record: Record) -> list[list[Rates]]:
-    """The learning rates, step by step, of each optimizer for which they change."""
-    by_optimizer = defaultdict(list)
-    for step in record.steps:
-        by_optimizer[step.optimizer].append(step.learning_rates)
-    return [rates for rates in by_optimizer.values() if any(of_step != rates[0] for of_step in rates)]
