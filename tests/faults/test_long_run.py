@@ -51,13 +51,15 @@ def gloo_threads() -> int:
 
 
 def threads_of(level: str) -> tuple[int, int]:
-    """This rank's threads of gloo after the first step of a level, and after its end."""
+    """How many threads of gloo this rank has more after the first step of a level, and after its end."""
+    process_group.free_left_group()
+    before = gloo_threads()  # of the jobs before: torch may keep the groups of their meshes
     during = []
     after_step = register_optimizer_step_post_hook(lambda *_: during.append(gloo_threads()))
     run_level(level, [*SHORT, "--max-steps", "1"])
     after_step.remove()
     process_group.free_left_group()  # Levels 03 and 04 keep their group in this process.
-    return during[0], gloo_threads()
+    return during[0] - before, gloo_threads() - before
 
 
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
