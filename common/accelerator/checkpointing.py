@@ -34,6 +34,7 @@ from .loss_scaler import LossScaler
 from .operations import broadcast_object_list, errors_on_all_ranks, gather_object, run_on_all_ranks
 from .optimizer import AcceleratedOptimizer
 from .scheduler import AcceleratedScheduler
+from .shard import DataLoaderShard
 from .state import AcceleratorState, GradientState, PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import (
@@ -104,8 +105,9 @@ class RunState:
         """All loaders by the names that their files have. A loader without a state has no file."""
         loaders: dict[str, Any] = {}
         for index, loader in enumerate(self.loaders):
-            file_name = LOADER_FILE if loader.use_stateful_dataloader else SAMPLER_FILE
-            loaders[_numbered_name(file_name, index)] = loader
+            if isinstance(loader, DataLoaderShard):  # A script may have marked a plain one as prepared.
+                file_name = LOADER_FILE if loader.use_stateful_dataloader else SAMPLER_FILE
+                loaders[_numbered_name(file_name, index)] = loader
         return loaders
 
 

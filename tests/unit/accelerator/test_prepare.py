@@ -15,7 +15,7 @@ def new_parts():
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def test_prepare_returns_accelerates_kinds():
+def test_prepare_returns_accelerates_kinds(tmp_path):
     accelerator = Accelerator(cpu=True)
     model, optimizer = new_parts()
     other = object()
@@ -29,6 +29,10 @@ def test_prepare_returns_accelerates_kinds():
     again = accelerator.prepare(*prepared)
     assert all(a is b for a, b in zip(prepared, again, strict=True))
     assert accelerator.prepare(model) is model
+    marked = DataLoader(range(2))
+    marked._is_accelerate_prepared = True  # as some scripts do
+    assert accelerator.prepare(marked) is marked
+    accelerator.save_state(tmp_path)
     with pytest.raises(ValueError, match="a list with 2 elements"):
         accelerator.prepare(model, optimizer, device_placement=[True])
 
