@@ -100,6 +100,15 @@ def leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None) -> Iterator[
         yield leaf
 
 
+def has_leaf(condition: Callable[[Any], bool], data: Any) -> bool:
+    """True if `condition` is true for a leaf of `data`."""
+    if isinstance(data, (tuple, list)):
+        return any(has_leaf(condition, item) for item in data)
+    if isinstance(data, Mapping):
+        return any(has_leaf(condition, item) for item in data.values())
+    return condition(data)
+
+
 # The order of the leaves has to be that of `map_nested`, by which `replace_leaves` puts others in their places.
 def named_leaves(data: Any, is_leaf: Callable[[Any], bool] | None = None, name: str = "") -> Iterator[NamedLeaf]:
     """The leaves of `data`, which is at `name` in a larger structure, each with its own name."""

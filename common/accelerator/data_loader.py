@@ -3,6 +3,7 @@
 What they make is in `shard.py` (every process reads its share) and `dispatcher.py` (the main process reads for all).
 """
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -121,7 +122,7 @@ def prepare_data_loader(
     if num_processes == 1:
         loading = loading_arguments(dataloader, index_sampler)
     elif is_stream:
-        # A stream has no sample numbers, so the samples themselves are batched and dealt out.
+        # A stream has no sample numbers, so the samples themselves are batched and dealt out, as if it were a sampler.
         size: Any = dataloader.batch_size
         batches: Any = BatchSampler(dataset, size, dataloader.drop_last)
         shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
@@ -148,7 +149,7 @@ def prepare_data_loader(
 def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types: Any) -> torch.Generator | None:
     """The sampler's generator, from which all processes draw one order; one without it gets it, seeded from torch's.
 
-    It is None where nothing is to be taken over from rank 0. With `use_seedable_sampler` it always is in the original.
+    None where nothing is to be taken over from rank 0. With `use_seedable_sampler` the original always returns None.
     """
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
     sampler: Any = getattr(index_sampler, "sampler", None)
@@ -239,6 +240,7 @@ def skip_first_batches(dataloader: DataLoader, num_batches: int = 0) -> DataLoad
     after a pass over either, each visits the next one. A script resumes in the middle of epoch e with `load_state`,
     `loader.set_epoch(e)` and this, see DATA.md. A stream is read again up to there.
     """
+    num_batches = max(0, math.ceil(num_batches))  # A script may compute 2.0.
     if isinstance(dataloader, DataLoaderShard):
         return dataloader.without_first(num_batches)
     if isinstance(dataloader, SkipDataLoader):

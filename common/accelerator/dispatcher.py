@@ -2,25 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
-from .reader import Reader
-from .rows import (
-    READ_EVERYWHERE,
-    WholeBatch,
-    check_no_columns,
-    check_rows,
-    count_rows,
-    join_batches,
-    lists_with_rows,
-    named_rows,
-)
+from .rows import READ_EVERYWHERE, Entries, WholeBatch, join_batches
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
@@ -64,7 +52,8 @@ class DataLoaderDispatcher(DataLoaderShard):
     @property
     def remainder(self) -> int:
         """Samples of all processes in the last step, also in a full one; -1 until it is yielded."""
-        if not self.progress.passes or not self.progress.current.position.is_over:
+        this_pass = self.progress.current
+        if this_pass is None or not this_pass.position.is_over:
             return -1
         return self.total_batch_size if self.short_step is None else self.short_step.num_real_all_ranks
 
@@ -88,12 +77,8 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _undivided(self, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
-        try:
-            num_real = count_rows(step.content)
-            check_rows(step.content, [])
-        except ValueError:  # Without rows, or with some of each number, nothing is known of the step.
-            return step
-        if num_real == self.total_batch_size:
+        num_real = Entries(step.content).count_rows_if_known()
+        if num_real in (None, self.total_batch_size):
             return step
         return step._replace(short_step=ShortStep((num_real,), num_real))
 
@@ -107,18 +92,10 @@ class DataLoaderDispatcher(DataLoaderShard):
 
         So the generators of all ranks stay alike, unless an order without workers is drawn from torch's.
         """
-        if self.prefetch_factor is None:  # There are no workers.
+        if self.num_workers > 0:
+            self._get_reader().draw_only(self._draw_steps(this_pass))
+        else:
             super()._read(this_pass)  # This draws the seed and, as in the original, calls `iter` of a stream.
-            return
-        order = self._rest_of_order(this_pass)
-        if self._reader is None:  # The workers begin in this pass, so torch's loader draws the seed.
-            if not self.use_stateful_dataloader:  # A stateful loader draws all of the order after the seed.
-                iter(order)  # which may draw, see `Reader`
-            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            if self.persistent_workers:
-                self._reader = Reader(self)  # It stands for the main process's, whose workers have begun.
-        # The order is drawn when the pass begins, because workers are given their first batches then.
-        list(islice(order, self.prefetch_factor * self.num_workers))
 
     def _joined_batches(self, batches: Iterator[Any]) -> Iterator[WholeBatch]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader.
@@ -127,16 +104,16 @@ class DataLoaderDispatcher(DataLoaderShard):
         """
         is_checked = self.slice_fn is None  # A script's own function knows which rows belong together.
         row_lists = None
-        for parts in groups_of(batches, self.batches_read_per_step):
+        for parts in groups_of(map(Entries, batches), self.batches_read_per_step):
             if self._drop_last and len(parts) < self.batches_read_per_step:
                 return
             if row_lists is None:
-                row_lists = lists_with_rows(parts[0])
+                row_lists = parts[0].lists_with_rows()
                 if is_checked:
-                    check_no_columns(parts[0])
+                    parts[0].check_no_columns()
             if is_checked:
                 for part in parts:
-                    check_rows(part, row_lists)
+                    part.check_rows(row_lists)
             yield join_batches(parts, row_lists)
 
     def _whole_steps(self, batches: Iterator[WholeBatch]) -> Iterator[Step]:
@@ -148,24 +125,22 @@ class DataLoaderDispatcher(DataLoaderShard):
         first_rows: Any = None
         for batch in batches:
             if first_rows is None and not self._drop_last:
-                first_rows = named_rows(self._slice(batch, 0, world_size), batch.row_lists)
-            num_real = count_rows(batch.content)
+                first_rows = Entries(self._slice(batch, 0, world_size)).copied_rows(batch.row_lists)
+            num_real = batch.count_rows()
             share, extra_rows = divmod(num_real, world_size)
-            if extra_rows > 0 and next(batches, None) is not None:  # It is not the last step.
+            if extra_rows == 0:
+                is_full = num_real == self.total_batch_size
+                yield Step(batch, None if is_full else ShortStep((share,) * world_size, num_real))
+                continue
+            if next(batches, None) is not None:  # It is not the last step.
                 raise ValueError(
                     f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
                 )
-            if extra_rows > 0 and self._drop_last:
-                if share == 0:
-                    return
-                num_real -= extra_rows
-            elif extra_rows > 0:
+            if not self._drop_last:
                 share += 1
-                batch = batch.fill_up(first_rows, share * world_size)
-            short_step = None
-            if extra_rows > 0 or num_real != self.total_batch_size:
-                short_step = ShortStep((share,) * world_size, num_real_all_ranks=num_real)
-            yield Step(batch, short_step)
+                yield Step(batch.fill_up(first_rows, share * world_size), ShortStep((share,) * world_size, num_real))
+            elif share > 0:
+                yield Step(batch, ShortStep((share,) * world_size, num_real - extra_rows))
 
     def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
         """On the main process: its part of each step, which is sent to the others first, and then None or an error.

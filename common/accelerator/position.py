@@ -1,6 +1,7 @@
 """Where a loader stands: its epoch, the passes over it, and the Position that a checkpoint holds."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 from .resumption import Generators
@@ -43,22 +44,30 @@ def loaded_position(state: dict[str, Any], step_size: int, sampler_class: str) -
     return position
 
 
+class Resumes(Enum):
+    """How a pass goes on within an epoch that another run has begun."""
+
+    NOT = "it begins an epoch, or leaves out its first steps"
+    BY_HAND = "by `skip_first_batches`"
+    AT_POSITION = "at the Position of a checkpoint, or in its order"
+
+
 class Pass:
     """One `for` over a loader.
 
     Attributes:
         start: where it begins: behind the steps that the loader leaves out, or where a checkpoint stopped.
         position: where it is, behind the batch that was yielded last.
-        is_resumed: True if it is the rest of an epoch that another run has begun.
+        resumes: whether it is the rest of an epoch that another run has begun.
         end_of_dataloader: True at the last batch, as `position.is_over`, unless the script has set it.
         short_step: the ShortStep of the batch that was yielded last, if it has one.
         order_states: those from which the order was drawn, as soon as it is.
     """
 
-    def __init__(self, start: Position, is_resumed: bool = False) -> None:
+    def __init__(self, start: Position, resumes: Resumes) -> None:
         self.start = start
         self.position = start
-        self.is_resumed = is_resumed
+        self.resumes = resumes
         self.end_of_dataloader = False
         self.short_step: ShortStep | None = None
         self.order_states = start.order_states
@@ -89,7 +98,8 @@ class Progress:
 
     Attributes:
         epoch: the one that the next pass visits.
-        prepared_skip: steps that it leaves out as it was prepared; what `skip_first_batches` makes of it has more.
+        prepared_skip: steps that the loader leaves out as it was prepared, after `skip_first_batches` of a stream. What
+            `skip_first_batches` makes of a prepared loader leaves out more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
         epoch_is_open: True if an epoch has begun and not come to its end, here or in the run that saved the checkpoint.
         loaded: where a checkpoint says to go on, until the next pass begins; None if none was loaded.
@@ -102,14 +112,19 @@ class Progress:
     loaded: Position | None = None
 
     @property
-    def current(self) -> Pass:
-        """The last of `passes`; outside of a loop a new Pass that never begins, so that `state_dict` has one rule."""
+    def current(self) -> Pass | None:
+        """The last of `passes`; None outside of a loop."""
+        return self.passes[-1] if self.passes else None
+
+    @property
+    def position(self) -> Position:
+        """For checkpoints: that of the current pass; outside of a loop the loaded one, or an epoch's beginning."""
         if self.passes:
-            return self.passes[-1]
+            return self.passes[-1].position
         loaded = self.loaded
         if loaded is not None and self.epoch in (loaded.epoch, loaded.next_epoch):
-            return Pass(loaded)
-        return Pass(Position(self.epoch))
+            return loaded
+        return Position(self.epoch)
 
     def load(self, position: Position, epoch_is_open: bool) -> None:
         self.epoch = position.next_epoch
@@ -119,27 +134,26 @@ class Progress:
     def begin_pass(self, skip: int) -> Pass:
         """Begin the next pass, over a loader that leaves out the first `skip` steps of every epoch.
 
-        Where it begins:
-
-            `loaded` is None, of another epoch, or
-            at the beginning of this one             behind what the loader skips
-            else, if the loader skips
-                as prepared, or up to there          at this position, with the batch that was read ahead
-                to another step                      behind what it skips, in the order of the checkpoint
-
-        It is the rest of an epoch of another run if that run has left it open, and this pass leaves out its beginning.
+        what a checkpoint holds    what the loader skips        where the pass begins         Resumes
+        nothing, or none loaded    any number                   behind what it skips          NOT
+        an open epoch              more than as prepared        behind what it skips          BY_HAND
+        a place in this epoch      as prepared, or up to there  at this place                 AT_POSITION
+        a place in this epoch      up to another step           there, in the saved order     AT_POSITION
         """
         loaded = self.loaded
-        if loaded is None or loaded.epoch != self.epoch or loaded.steps_done == 0:
-            start = Position(self.epoch, steps_done=skip)
-        elif skip == self.prepared_skip or skip == loaded.steps_done:
-            start = loaded
-        else:
-            start = loaded._replace(steps_done=skip, is_over=False, read_ahead_states=None)
-        is_resumed = loaded is not None and self.epoch_is_open and start.steps_done > self.prepared_skip
+        start = Position(self.epoch, steps_done=skip)
+        resumes = Resumes.NOT
+        if loaded is not None and loaded.epoch == self.epoch and loaded.steps_done > 0:
+            resumes = Resumes.AT_POSITION
+            if skip in (self.prepared_skip, loaded.steps_done):
+                start = loaded
+            else:
+                start = loaded._replace(steps_done=skip, is_over=False, read_ahead_states=None)
+        elif loaded is not None and self.epoch_is_open and skip > self.prepared_skip:
+            resumes = Resumes.BY_HAND
         self.epoch_is_open = True
         self.loaded = None
-        this_pass = Pass(start, is_resumed)
+        this_pass = Pass(start, resumes)
         self.passes.append(this_pass)
         return this_pass
 

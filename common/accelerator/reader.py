@@ -1,13 +1,15 @@
 """Torch's own loader, which reads for a prepared one: how it is made, and when it draws."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import tee
+from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .sampler import Step
+from .sampler import ShortStep, Step
 from .streams import StreamShard, collate_step
 
 # These arguments of a DataLoader say how it loads, and not what.
@@ -61,6 +63,7 @@ class Reader:
             collate_fn = partial(collate_step, loader.collate_fn)
             arguments |= {"batch_size": None, "drop_last": False, "collate_fn": collate_fn}
         self._loader = DataLoader(loader.dataset, **arguments)
+        self._has_drawn_seed = False
 
     def read_stream(self) -> Iterator[Any]:
         """The batches of a stream from the first one, or the Steps of a StreamShard."""
@@ -74,21 +77,36 @@ class Reader:
         """
         self._pass_sampler.draw_steps = draw_steps
         batches = iter(self._loader)  # This calls `iter` of the PassSampler, perhaps twice.
-        # A pass within this one may begin the order anew, because workers that stay alive read for one pass alone.
-        return (next(self._pass_sampler.kept_steps)._replace(content=batch) for batch in batches)
+        short_steps = self._pass_sampler.short_steps
+        return (Step(batch, short_steps.popleft()) for batch in batches)
+
+    def draw_only(self, draw_steps: Callable[[], Iterator[Step]]) -> None:
+        """Draw what `read_steps` draws where there are workers, and start none. Of a stream no order is drawn."""
+        if not self._has_drawn_seed:
+            draw_steps()
+            torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+            self._has_drawn_seed = True
+        # Workers are given their first batches when a pass begins.
+        batches_ahead = self._loader.num_workers * (self._loader.prefetch_factor or 0)
+        for _ in islice(draw_steps(), batches_ahead):
+            pass
 
 
 class PassSampler:
-    """The batch sampler of torch's loader: the sample numbers of the pass that begins.
+    """The batch sampler of torch's loader: the sample numbers of the pass that began last.
 
-    Torch's loader gets the sample numbers alone, and returns the batches in their order. So `kept_steps` has the Steps
-    of these numbers, for the batches.
+    Torch's loader gets the sample numbers alone, and returns the batches in their order. So `short_steps` keeps what
+    the Steps say of the batches that torch's loader has been asked for and has not returned.
     """
 
     def __init__(self) -> None:
         self.draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
-        self.kept_steps: Iterator[Step] = iter(())
+        self.short_steps: deque[ShortStep | None] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        steps, self.kept_steps = tee(self.draw_steps())
-        return (step.content for step in steps)
+        self.short_steps.clear()
+        return map(self._keep, self.draw_steps())
+
+    def _keep(self, step: Step) -> Any:
+        self.short_steps.append(step.short_step)
+        return step.content

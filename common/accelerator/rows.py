@@ -1,18 +1,19 @@
 """The rows of a batch: functions that count, join and slice what has a row for each sample, and leave the rest alone.
 
-Tensors and arrays have rows, and so may lists and tuples without tensors in them (`is_list_of_entries`). Which ones
-have rows is decided once an epoch, in the first batch that is read, by the number of their entries. So a list of three
-names stays whole beside a last batch of three rows, too. Beside a tensor of two rows:
+Tensors and arrays have rows, and so may lists and tuples without tensors and arrays in them. Which lists do is decided
+once in a pass, in the first batch that is read, by the number of their entries. So a list of three names stays whole
+beside a last batch of three rows, too. Beside a tensor of two rows:
 
-    ["a", "b"]                   two rows
-    [["a", "b"], ["c"]]          two rows: columns would both have two entries
-    [("a", "b"), ("A", "B")]     refused: two rows, or two columns, which torch's default_collate makes
-    ["a", "b", "c"]              no rows
+    ["a", "b"]                            two rows
+    [["a", "b"], ["c"]]                   two rows: columns would all have two entries
+    ["a", "b", "c"]                       no rows
+    [("a", "b"), ("A", "B"), ("x", "y")]  refused: three columns, as torch's default_collate makes of texts
+    [("a", "b"), ("A", "B")]              refused: two columns, or two rows
 
-In a batch without tensors and arrays, lists have rows. There a list of nothing but lists is refused, and one with an
-array in it.
+In a batch without tensors and arrays, lists have rows, and what may be columns is refused.
 """
 
+import copy
 import math
 from collections.abc import Collection, Sequence
 from itertools import chain, repeat
@@ -20,7 +21,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.nested import honor_type, is_namedtuple, leaves, named_leaves, replace_leaves
+from common.nested import has_leaf, honor_type, is_namedtuple, leaves, named_leaves, replace_leaves
+
+from .operations import is_torch_tensor
 
 # The advice in each error about batches that the main process cannot divide among the others.
 READ_EVERYWHERE = "dispatch_batches=False lets every process read its own batches"
@@ -30,82 +33,108 @@ def is_list_of_entries(data: Any) -> bool:
     """True for a list or tuple that is no structure: a plain one, without tensors."""
     if not isinstance(data, (list, tuple)) or is_namedtuple(data):
         return False
-    return not any(isinstance(leaf, torch.Tensor) for leaf in leaves(data))
+    return not has_leaf(is_torch_tensor, data)
 
 
 def _is_array(leaf: Any) -> bool:
     return getattr(leaf, "ndim", 0) > 0
 
 
-def _entries(batch: Any) -> dict[str, Any]:
-    """What `batch` holds, by names such as `batch['boxes'][0]`."""
-    return dict(named_leaves(batch, is_list_of_entries, "batch"))
+def _has_no_arrays(data: Any) -> bool:
+    """True for a list of entries without arrays in it: in a batch of a loader, lists of arrays are structures."""
+    return is_list_of_entries(data) and not has_leaf(_is_array, data)
 
 
-def _lists(batch: Any) -> dict[str, Any]:
-    return {name: entry for name, entry in _entries(batch).items() if is_list_of_entries(entry) and entry}
+class Entries:
+    """What a batch holds.
+
+    Attributes:
+        by_name: all entries, by names such as `batch['boxes'][0]`.
+        arrays: its tensors and arrays, which have rows.
+        lists: its lists of entries, which may have rows; without empty ones.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self.by_name = dict(named_leaves(batch, _has_no_arrays, "batch"))
+        self.arrays = {name: entry for name, entry in self.by_name.items() if _is_array(entry)}
+        self.lists = {name: entry for name, entry in self.by_name.items() if isinstance(entry, (list, tuple)) and entry}
+
+    def count_rows(self) -> int:
+        """Samples in the batch: the rows of its first array or, where it has none, the entries of its first list.
+
+        Raises:
+            ValueError: for a batch without any, and for one of columns.
+        """
+        for array in self.arrays.values():
+            return len(array)
+        for name, entries in self.lists.items():
+            if _texts_in_each(entries) is not None:
+                raise _ambiguous(name)
+            return len(entries)
+        raise ValueError(f"nothing in the batch has a row for each sample: {READ_EVERYWHERE}")
+
+    def count_rows_if_known(self) -> int | None:
+        """None where nothing has rows, or there are different numbers of them."""
+        try:
+            self.check_rows([])
+            return self.count_rows()
+        except ValueError:
+            return None
+
+    def lists_with_rows(self) -> list[str]:
+        """The names of the lists that have as many entries as the batch has rows."""
+        rows = self.count_rows()
+        return [name for name, entries in self.lists.items() if len(entries) == rows]
+
+    def check_no_columns(self) -> None:
+        """Raise ValueError if a list may be one of columns, which have as many entries as the batch has rows."""
+        rows = self.count_rows()
+        for name, entries in self.lists.items():
+            if rows > 1 and _texts_in_each(entries) == rows:  # A column of one row is a row, too.
+                raise _ambiguous(name)
+
+    def check_rows(self, row_lists: Collection[str]) -> None:
+        """Raise ValueError if arrays and `row_lists`, or without arrays all lists, have different numbers of rows."""
+        rows_by_name = self.with_rows(row_lists) if self.arrays else self.lists
+        numbers = {name: len(rows) for name, rows in rows_by_name.items()}
+        if len(set(numbers.values())) > 1:
+            listed = ", ".join(f"{name}: {number}" for name, number in numbers.items())
+            raise ValueError(f"the entries of a batch have different numbers of rows ({listed}): {READ_EVERYWHERE}")
+
+    def with_rows(self, row_lists: Collection[str]) -> dict[str, Any]:
+        """By name, what has rows: the arrays and, of the lists, `row_lists`."""
+        return {name: entry for name, entry in self.by_name.items() if name in self.arrays or name in row_lists}
+
+    def copied_rows(self, row_lists: Collection[str]) -> dict[str, Any]:
+        """`with_rows`, as it is now: the script may change its batch in place."""
+        copies = {}
+        for name, rows in self.with_rows(row_lists).items():
+            copies[name] = rows.clone() if is_torch_tensor(rows) else copy.copy(rows)
+        return copies
+
+    def replace(self, others: dict[str, Any]) -> Any:
+        """The batch with `others` in the place of its entries of these names."""
+        return replace_leaves(self.batch, (self.by_name | others).values(), _has_no_arrays)
 
 
-def _rows_by_name(batch: Any) -> dict[str, int]:
-    """The rows of a batch's tensors and arrays or, where it has none, entries of its lists; refuses lists of lists."""
-    arrays = named_rows(batch, row_lists=[])
-    if arrays:
-        return {name: len(array) for name, array in arrays.items()}
-    lists = _lists(batch)
-    for name, entries in lists.items():
-        holds_arrays = any(map(_is_array, entries))
-        if holds_arrays or all(isinstance(entry, (list, tuple)) for entry in entries):
-            raise _ambiguous(name)
-    return {name: len(entries) for name, entries in lists.items()}
+def _texts_in_each(entries: Sequence[Any]) -> int | None:
+    """The length of the columns that `entries` may be: lists of equally many texts; else None.
+
+    It is 2 for `[("a", "b"), ("A", "B"), ("x", "y")]`, and for `[{"a": ["x", "y"]}, {"a": ["z", "w"]}]`. Of numbers
+    torch's default_collate makes tensors.
+    """
+    lengths = set()
+    for entry in entries:
+        for column in leaves(entry, is_list_of_entries):
+            if not isinstance(column, (list, tuple)) or not all(isinstance(text, (str, bytes)) for text in column):
+                return None
+            lengths.add(len(column))
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def _ambiguous(name: str) -> ValueError:
     return ValueError(f"the lists in {name} may be samples or columns: {READ_EVERYWHERE}")
-
-
-def count_rows(batch: Any) -> int:
-    """Samples in a batch: the rows of its first tensor or array or, where it has none, the entries of its first list.
-
-    Raises:
-        ValueError: for a batch without any.
-    """
-    rows = next(iter(_rows_by_name(batch).values()), None)
-    if rows is None:
-        raise ValueError(f"nothing in the batch has a row for each sample: {READ_EVERYWHERE}")
-    return rows
-
-
-def lists_with_rows(batch: Any) -> list[str]:
-    """The names of the lists that have as many entries as the batch has rows."""
-    rows = count_rows(batch)
-    return [name for name, entries in _lists(batch).items() if len(entries) == rows]
-
-
-def check_no_columns(batch: Any) -> None:
-    """Raise ValueError if the entries of a list may be columns, each with as many entries as the batch has rows."""
-    rows = count_rows(batch)
-    for name, entries in _lists(batch).items():
-        if _are_lists_of(rows, entries):
-            raise _ambiguous(name)
-
-
-def _are_lists_of(rows: int, entries: list) -> bool:
-    """True if the entries hold nothing but lists of so many: `[{"a": ["x", "y"]}, {"a": ["z", "w"]}]` for two."""
-    inner = list(chain.from_iterable(leaves(entry, is_list_of_entries) for entry in entries))
-    if rows == 1 or not all(map(is_list_of_entries, inner)):  # A column of one row is a row, too.
-        return False
-    return set(map(len, inner)) == {rows}
-
-
-def check_rows(batch: Any, row_lists: Collection[str]) -> None:
-    """Raise ValueError if the tensors of a batch and its `row_lists` have different numbers of rows."""
-    rows_by_name = _rows_by_name(batch)
-    for name, entries in _lists(batch).items():
-        if name in row_lists:
-            rows_by_name[name] = len(entries)
-    if len(set(rows_by_name.values())) > 1:
-        numbers = ", ".join(f"{name}: {number}" for name, number in rows_by_name.items())
-        raise ValueError(f"the entries of a batch have different numbers of rows ({numbers}): {READ_EVERYWHERE}")
 
 
 class WholeBatch(NamedTuple):
@@ -114,12 +143,13 @@ class WholeBatch(NamedTuple):
     content: Any
     row_lists: Collection[str]
 
+    def count_rows(self) -> int:
+        return Entries(self.content).count_rows()
+
     def slice(self, rows: slice) -> Any:
         """`rows` of what has rows; the rest stays as it is."""
-        sliced = _entries(self.content)
-        for name, entry in named_rows(self.content, self.row_lists).items():
-            sliced[name] = entry[rows]
-        return replace_leaves(self.content, sliced.values(), is_list_of_entries)
+        entries = Entries(self.content)
+        return entries.replace({name: entry[rows] for name, entry in entries.with_rows(self.row_lists).items()})
 
     def fill_up(self, first_rows: dict[str, Any], least_rows: int) -> "WholeBatch":
         """At least so many rows: those of `first_rows`, of the first step, follow the own, as often as is needed.
@@ -127,56 +157,48 @@ class WholeBatch(NamedTuple):
         Raises:
             ValueError: if there are no `first_rows`, or if they cannot be joined to the own.
         """
-        num_first_rows = count_rows(first_rows)
+        entries = Entries(self.content)
+        rows_by_name = entries.with_rows(self.row_lists)
+        extra = rows_by_name.keys() ^ first_rows.keys()
+        if extra:
+            raise ValueError(f"only the first or the last step has {', '.join(sorted(extra))}: {READ_EVERYWHERE}")
+        num_first_rows = len(next(iter(first_rows.values())))
         if num_first_rows == 0:
             raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
-        copies = math.ceil((least_rows - count_rows(self.content)) / num_first_rows)
-        filled = _entries(self.content)
-        for name, rows in named_rows(self.content, self.row_lists).items():
-            if name not in first_rows:
-                raise ValueError(f"{name} differs between the first step and the last: {READ_EVERYWHERE}")
+        copies = math.ceil((least_rows - entries.count_rows()) / num_first_rows)
+        filled = {}
+        for name, rows in rows_by_name.items():
             filled[name] = _join_rows(name, [rows, *repeat(first_rows[name], copies)])
-        content = replace_leaves(self.content, filled.values(), is_list_of_entries)
-        return self._replace(content=content)
+        return self._replace(content=entries.replace(filled))
 
 
-def join_batches(batches: Sequence[Any], row_lists: Collection[str]) -> WholeBatch:
+def join_batches(batches: Sequence[Entries], row_lists: Collection[str]) -> WholeBatch:
     """One batch with the rows of all `batches` of a step, and with what has no rows, which is the same in all.
-
-    Tensors, arrays and `row_lists` have rows.
 
     Raises:
         ValueError: if rows cannot be joined, or keys or what has no rows differ between the batches.
     """
-    entries_by_batch = [_entries(batch) for batch in batches]
-    first_entries = entries_by_batch[0]
-    for entries in entries_by_batch:
-        extra = entries.keys() ^ first_entries.keys()
+    first = batches[0]
+    for batch in batches:
+        extra = batch.by_name.keys() ^ first.by_name.keys()
         if extra:
             raise ValueError(f"only some of the batches of a step have {', '.join(sorted(extra))}: {READ_EVERYWHERE}")
     joined = {}
-    for name, first in first_entries.items():
-        values = [entries[name] for entries in entries_by_batch]
+    for name, entry in first.by_name.items():
+        values = [batch.by_name[name] for batch in batches]
         if name in row_lists or any(map(_is_array, values)):
             joined[name] = _join_rows(name, values)
-        elif all(_is_same(value, first) for value in values):
-            joined[name] = first
-        else:
+        elif not all(_is_same(value, entry) for value in values):
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
-    return WholeBatch(replace_leaves(batches[0], joined.values(), is_list_of_entries), row_lists)
+    return WholeBatch(first.replace(joined), row_lists)
 
 
 def _is_same(leaf: Any, other: Any) -> bool:
-    """True for two equal values without rows. NaN equals NaN here."""
+    """True for two equal values without rows."""
     try:
-        return bool(leaf == other or (leaf != leaf and other != other))
-    except (RuntimeError, ValueError):  # Values with tensors or arrays in them count as different.
+        return bool(leaf == other)
+    except Exception:  # A class of the script's own may raise anything. Such values count as different.
         return False
-
-
-def named_rows(batch: Any, row_lists: Collection[str]) -> dict[str, Any]:
-    """By name, what has rows in `batch`: tensors, arrays and `row_lists`."""
-    return {name: entry for name, entry in _entries(batch).items() if _is_array(entry) or name in row_lists}
 
 
 def _join_rows(name: str, parts: list[Any]) -> Any:

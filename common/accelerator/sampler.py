@@ -168,8 +168,8 @@ class BatchSamplerShard(BatchSampler):
         """All batches, without a smaller one that `drop_last` drops. Raise a ValueError where they cannot be shared."""
         is_small = False
         for batch in self.batch_sampler:
-            # With `even_batches` the batch before must have been a full one: only the last one can be filled up.
-            if len(batch) > self.batch_size or (is_small and self.even_batches):
+            # The batch before must have been a full one, or dropped: only the last one can be filled up, or be short.
+            if len(batch) > self.batch_size or (is_small and (self.even_batches or not self.drop_last)):
                 raise ValueError("batches of different sizes need even_batches=False, without split_batches")
             is_small = len(batch) < self.batch_size
             if not (is_small and self.drop_last):

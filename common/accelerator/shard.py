@@ -1,7 +1,7 @@
 """The loader of one process: it yields its share of the batches, on its device, and knows the last and short steps."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, Position, Progress, loaded_position
+from .position import Pass, Position, Progress, Resumes, loaded_position
 from .reader import Reader
 from .resumption import Generators
 from .sampler import (
@@ -27,7 +27,7 @@ from .sampler import (
     sampler_chain,
     steps_of,
 )
-from .state import GradientState
+from .state import GradientState, PartialState
 from .streams import StreamShard
 from .utils.random import synchronize_rng_states
 
@@ -45,18 +45,21 @@ class DataLoaderShard(DataLoader):
     The way from a `for` to its batches, in the order of the calls:
 
         Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
-        _begin_reading        takes over the generators of rank 0, and tells the epoch; `_resume_reading` puts them back
+        _begin_steps          restores the generators in a run that resumes
+        _begin_reading        takes over the generators of rank 0, and tells the epoch
         _read                 leaves out steps
         Reader.read_steps     asks torch's loader for an iterator, which draws a seed; gives it the sample numbers
         steps_of              draws their order
         send_to_device        puts the batch on the device
 
-    Sizes, for batches of four in the script's loader and two processes:
+    Sizes, for batches of four in the script's loader, and two processes:
 
-        default   split_batches   dispatching, split_batches or not
-        8         4               4                             8       total_batch_size: samples of a full step
-        4         2               2                             4       samples of a process in it
-        1         1               1                             2       batches_read_per_step, where it reads
+                                every process reads       a DataLoaderDispatcher
+                                default   split_batches   default   split_batches
+        total_batch_size        8         4               8         4               samples of a full step
+        _step_size              8         4               8         4               the same, in checkpoints
+        batch of a process      4         2               4         2
+        batches_read_per_step   1         1               2         1
 
     Args:
         dataset, kwargs: of DataLoader.
@@ -101,7 +104,7 @@ class DataLoaderShard(DataLoader):
         notes_states = self.use_stateful_dataloader and self.num_workers == 0
         self.gradient_state._add_dataloader(self)
         try:
-            steps = self._resume_reading(this_pass) if this_pass.is_resumed else self._begin_reading(this_pass)
+            steps = self._begin_steps(this_pass)
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
@@ -117,68 +120,70 @@ class DataLoaderShard(DataLoader):
             self.gradient_state._remove_dataloader(self)
         progress.end_epoch(this_pass)
 
+    def _begin_steps(self, this_pass: Pass) -> Iterator[Step]:
+        """The steps of the pass, each read when it is asked for.
+
+        In a run that goes on within an epoch, the interrupted run drew the seed of this pass before it saved. Torch's
+        loader draws one again now. That second draw must leave no trace, so all generators are restored afterwards.
+        """
+        if this_pass.resumes == Resumes.AT_POSITION:
+            with self._generators.restored():
+                steps = self._begin_reading(this_pass)
+                first = list(islice(steps, 1))  # The order is drawn with it, from the states in the checkpoint.
+                return chain(first, steps)
+        if this_pass.resumes == Resumes.BY_HAND and self._order_is_known():
+            with self._generators_beside_order().restored():
+                return self._begin_reading(this_pass)
+        return self._begin_reading(this_pass)
+
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of the pass, each read when it is asked for."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self._tell_epoch(this_pass.start.epoch)
         return self._read(this_pass)
 
-    def _resume_reading(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of the first pass after a checkpoint was loaded, where it begins within an epoch.
+    def _order_is_known(self) -> bool:
+        """True if the order of an epoch can be drawn again without its generators' states. Else log a warning."""
+        if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
+            return True
+        # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
+        logger.warning(
+            "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
+            "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
+            "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+        )
+        return False
 
-        The interrupted run drew the seed of this pass before it saved. Torch's loader draws one again now. That second
-        draw must leave no trace, so all generators are restored afterwards. Within that block are drawn:
-
-            a stateful loader            the seed, the order, and what the batch draws that was read ahead
-            by hand, with workers        the seed, and the order, which follows from the epoch
-            by hand, without workers     the seed
-        """
-        is_known_order = isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers)
-        if not is_known_order and this_pass.start.order_states is None:
-            # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
-            logger.warning(
-                "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
-                "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
-                "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
-            )
-            return self._begin_reading(this_pass)
+    def _generators_beside_order(self) -> Generators:
+        """All but the one that a SeedableRandomSampler seeds with its first draw, and draws from later on."""
         sampler = self.samplers[-1]
-        generator = self.generator
-        if isinstance(sampler, SeedableRandomSampler):  # Its generator is seeded anew, and workers draw from it now.
-            generator = None if generator is sampler.generator else generator
-            sampler = None
-        with Generators(self.device, sampler, generator).restored():
-            steps = self._begin_reading(this_pass)
-            if self.use_stateful_dataloader:
-                first = list(islice(steps, 1))  # The order is drawn with it.
-                steps = chain(first, steps)
-            return steps
+        if not isinstance(sampler, SeedableRandomSampler):
+            return self._generators
+        return Generators(self.device, None, None if self.generator is sampler.generator else self.generator)
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
-        generators = self._generators
         if isinstance(self.dataset, IterableDataset):
             # A stream is always read from its first batch.
             steps = reader.read_stream()
             if not isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
                 steps = (Step(batch, None) for batch in steps)
-            return _leave_out(steps, self._batches_to_skip(this_pass), this_pass, generators)
-        if not self.use_stateful_dataloader:  # As in the original, `iter` of a script's own sampler is called at once.
-            return reader.read_steps(partial(steps_of, self._rest_of_order(this_pass)))
-        # It is called with the first step, right after the states are noted.
-        index_sampler = index_sampler_of(self)
+            return _leave_out(steps, self._batches_to_skip(this_pass), this_pass, self._generators)
+        return reader.read_steps(self._draw_steps(this_pass))
+
+    def _draw_steps(self, this_pass: Pass) -> Callable[[], Iterator[Step]]:
+        """A function that draws the order of the pass, for a Reader."""
         skipped = self._batches_to_skip(this_pass)
-        return reader.read_steps(partial(_draw_late, index_sampler, skipped, this_pass, generators))
+        index_sampler = index_sampler_of(self)
+        if self.use_stateful_dataloader:
+            # `iter` of a script's own sampler is called with the first step, right after the states are noted.
+            return partial(_draw_late, index_sampler, skipped, this_pass, self._generators)
+        # As in the original it is called at once, but where steps are skipped.
+        return partial(steps_of, SkipBatchSampler(index_sampler, skipped) if skipped > 0 else index_sampler)
 
     def _batches_to_skip(self, this_pass: Pass) -> int:
         return this_pass.start.steps_done * self.batches_read_per_step
-
-    def _rest_of_order(self, this_pass: Pass) -> Any:
-        skipped = self._batches_to_skip(this_pass)
-        index_sampler = index_sampler_of(self)
-        return SkipBatchSampler(index_sampler, skipped) if skipped > 0 else index_sampler
 
     def _get_reader(self) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
@@ -200,16 +205,24 @@ class DataLoaderShard(DataLoader):
     @property
     def end_of_dataloader(self) -> bool:
         """True at the last batch. A script that accumulates within a batch may set it to False, within a loop alone."""
-        return self.progress.current.end_of_dataloader
+        this_pass = self.progress.current
+        return this_pass is not None and this_pass.end_of_dataloader
 
     @end_of_dataloader.setter
     def end_of_dataloader(self, is_last: bool) -> None:
-        self.progress.current.end_of_dataloader = is_last
+        this_pass = self.progress.current
+        if this_pass is not None:
+            this_pass.end_of_dataloader = is_last
 
     @property
     def short_step(self) -> ShortStep | None:
-        """The ShortStep of the batch just yielded; None in a full step, and where one process reads a stream itself."""
-        return self.progress.current.short_step
+        """The ShortStep of the batch just yielded; None in a full step, and where nothing is known of the step."""
+        this_pass = self.progress.current
+        short_step = None if this_pass is None else this_pass.short_step
+        # A script may make a loader by itself, or prepare it for one process: then nothing is known of other ranks.
+        if short_step is not None and self.shard is None and len(short_step.rows) < PartialState().num_processes:
+            return None
+        return short_step
 
     @property
     def remainder(self) -> int:
@@ -221,7 +234,8 @@ class DataLoaderShard(DataLoader):
         if self._drop_last or not self.progress.passes or step_size is None:
             return -1
         try:
-            return self.total_dataset_length % step_size
+            dataset = self._script_dataset
+            return getattr(dataset, "total_dataset_length", len(dataset)) % step_size
         except Exception:  # As in the original: the data set has no length, or does not know it.
             return -1
 
@@ -262,7 +276,7 @@ class DataLoaderShard(DataLoader):
         With `use_stateful_dataloader` it holds the position, and the states of the generators that are not global.
         Outside of a loop, also after a `break`, the position is the beginning of the epoch.
         """
-        position = self.progress.current.position
+        position = self.progress.position
         sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         state: dict[str, Any] = {}
@@ -346,10 +360,12 @@ class DataLoaderShard(DataLoader):
 
     @property
     def total_dataset_length(self) -> int:
-        dataset: Any = self.dataset
-        if isinstance(dataset, StreamShard):
-            dataset = dataset.dataset
+        dataset = self._script_dataset
         return dataset.total_length if hasattr(dataset, "total_length") else len(dataset)
+
+    @property
+    def _script_dataset(self) -> Any:
+        return self.dataset.dataset if isinstance(self.dataset, StreamShard) else self.dataset
 
 
 def _draw_late(index_sampler: Any, skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
@@ -359,7 +375,10 @@ def _draw_late(index_sampler: Any, skipped: int, this_pass: Pass, generators: Ge
 
 
 def _leave_out(steps: Iterator[Step], skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
-    """`steps` without the first `skipped`, which are drawn or read all the same."""
+    """`steps` without the first `skipped`, which are drawn, or read from a stream, all the same.
+
+    Torch's loader asks for the sample numbers by this, and then reads the samples. So the states are those for reading.
+    """
     for _ in islice(steps, skipped):
         pass
     this_pass.begin_read_ahead(generators)

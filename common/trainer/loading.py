@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard
-from common.accelerator.rows import count_rows
+from common.accelerator.rows import Entries
 from common.accelerator.sampler import index_sampler_of, sampler_chain
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
@@ -163,6 +163,6 @@ def _count_samples(loader: Any, batch: Any, num_processes: int) -> int | None:
         if is_full and getattr(index_sampler_of(loader), "batch_size", None):
             return loader.total_batch_size // num_processes
     try:
-        return count_rows(batch)
+        return Entries(batch).count_rows()
     except ValueError:  # it is an object of the script's own
         return None

@@ -151,9 +151,14 @@ class OfUnknownLength(Numbers):
         raise NotImplementedError
 
 
+class OfTokens(Numbers):
+    total_length = 1000003
+
+
 REMAINDERS = {
     "one sample is left": (lambda: DataLoader(Numbers(5), 2), {}, [1, 1, 1]),
     "full": (lambda: DataLoader(Numbers(4), 2), {}, [0, 0]),
+    "of another total": (lambda: DataLoader(OfTokens(4), 2), {}, [0, 0]),
     "dropped": (lambda: DataLoader(Numbers(5), 2, drop_last=True), {}, [-1, -1]),
     "a stream": (lambda: DataLoader(Stream(range(3)), 2), {}, [-1, -1]),
     "of unknown length": (lambda: DataLoader(OfUnknownLength(3), batch_sampler=[[0], [1]]), {}, [-1, -1]),

@@ -4,8 +4,9 @@ import numpy
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
+from common.accelerator.data_loader import DataLoaderShard
 from common.accelerator.utils import DataLoaderConfiguration
 from common.nested import NamedLeaf, leaves
 from tests.toys import StreamOfWorkers
@@ -127,6 +128,16 @@ def test_gathering_where_a_process_has_no_batch_is_an_error_not_a_hang():
     (differs, lacks), (differs_too,) = on_ranks(2, gather_what_differs, dataloader_config=UNEVEN)
     assert differs == differs_too and "rank 1: [0] [2, 4] torch.float32; [1] [2, 3] torch.float32" in differs
     assert "only ranks 0 to 0 have a batch" in lacks
+
+
+def gather_from_a_loader_of_its_own(accelerator):
+    sampler = DistributedSampler(range(10), shuffle=False)
+    batches = DataLoaderShard(range(10), batch_size=4, sampler=sampler)
+    return [accelerator.gather_for_metrics(batch).tolist() for batch in batches]
+
+
+def test_batches_of_a_loader_that_the_script_has_made_are_gathered():
+    assert on_ranks(2, gather_from_a_loader_of_its_own) == [[[0, 2, 4, 6, 1, 3, 5, 7], [8, 9]]] * 2
 
 
 def gather_losses(accelerator):

@@ -54,9 +54,8 @@ def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known(sample
 
 
 def test_workers_that_stay_read_for_the_pass_that_began_last():
-    """As in the original: torch has one iterator for both passes, and the inner one begins its order anew."""
     loader = prepare_data_loader(DataLoader(range(10), 2, num_workers=1, persistent_workers=True))
-    seen = []
+    seen = []  # as in the original
     for batch in loader:
         seen.append(batch.tolist())
         if len(seen) == 2:

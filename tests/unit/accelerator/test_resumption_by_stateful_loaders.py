@@ -218,7 +218,6 @@ def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
         assert gathered([loader]) == list(range(N))
     for make in (
         lambda size: prepared("sequential", batch_size=size),
-        lambda size: prepared("lists of any size", world=size),
         lambda size: prepared("a stream", world=2, batch_size=size, split_batches=True),
     ):
         with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):

@@ -204,6 +204,8 @@ def test_a_short_batch_in_the_middle_is_an_error_where_batches_must_be_even():
     batches = Batches([[0, 1, 2, 3], [4], [5, 6, 7, 8], [9, 10, 11, 12]])
     with pytest.raises(ValueError, match="even_batches=False"):
         list(BatchSamplerShard(batches, 2, 0))
+    with pytest.raises(ValueError, match="without split_batches"):
+        list(BatchSamplerShard(batches, 2, 0, split_batches=True, even_batches=False))
     assert [list(BatchSamplerShard(batches, 2, rank, even_batches=False)) for rank in (0, 1)] == [
         [[0, 1, 2, 3], [5, 6, 7, 8]],
         [[4], [9, 10, 11, 12]],
