@@ -155,7 +155,7 @@ def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types
     sampler: Any = getattr(index_sampler, "sampler", None)
     if not hasattr(sampler, "generator"):
         return None
-    if use_seedable_sampler and not _would_lose_samples(sampler, rng_types):
+    if use_seedable_sampler and not _orders_differ(sampler, rng_types):
         return None
     if sampler.generator is None:
         sampler.generator = torch.Generator()
@@ -164,8 +164,8 @@ def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types
     return generator_of(sampler)
 
 
-def _would_lose_samples(sampler: Any, rng_types: Any) -> bool:
-    """A collective: True if processes would draw by `sampler` different orders that have each sample once."""
+def _orders_differ(sampler: Any, rng_types: Any) -> bool:
+    """True if the processes' orders by `sampler` differ, and have each sample once. A collective."""
     if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
         return False  # The order follows from the epoch, or each sample is drawn by itself.
     if sampler.generator is None and "torch" in (rng_types or ()):

@@ -126,7 +126,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         for batch in batches:
             if first_rows is None and not self._drop_last:
                 first_rows = Entries(self._slice(batch, 0, world_size)).copied_rows(batch.row_lists)
-            num_real = batch.count_rows()
+            num_real = Entries(batch.content).count_rows()
             share, extra_rows = divmod(num_real, world_size)
             if extra_rows == 0:
                 is_full = num_real == self.total_batch_size
@@ -141,6 +141,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 yield Step(batch.fill_up(first_rows, share * world_size), ShortStep((share,) * world_size, num_real))
             elif share > 0:
                 yield Step(batch, ShortStep((share,) * world_size, num_real - extra_rows))
+            return
 
     def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
         """On the main process: its part of each step, which is sent to the others first, and then None or an error.

@@ -119,8 +119,11 @@ class Progress:
     @property
     def position(self) -> Position:
         """For checkpoints: that of the current pass; outside of a loop the loaded one, or an epoch's beginning."""
-        if self.passes:
-            return self.passes[-1].position
+        current = self.current
+        if (
+            current is not None and current.start.epoch == self.epoch
+        ):  # A script may keep an iterator of an earlier one.
+            return current.position
         loaded = self.loaded
         if loaded is not None and self.epoch in (loaded.epoch, loaded.next_epoch):
             return loaded
@@ -134,11 +137,11 @@ class Progress:
     def begin_pass(self, skip: int) -> Pass:
         """Begin the next pass, over a loader that leaves out the first `skip` steps of every epoch.
 
-        what a checkpoint holds    what the loader skips        where the pass begins         Resumes
-        nothing, or none loaded    any number                   behind what it skips          NOT
-        an open epoch              more than as prepared        behind what it skips          BY_HAND
-        a place in this epoch      as prepared, or up to there  at this place                 AT_POSITION
-        a place in this epoch      up to another step           there, in the saved order     AT_POSITION
+        what a checkpoint holds       what the loader skips        where the pass begins        Resumes
+        a place in this epoch         as prepared, or up to there  at this place                AT_POSITION
+        a place in this epoch         up to another step           there, in the saved order    AT_POSITION
+        an open epoch, without that   more than as prepared        behind what it skips         BY_HAND
+        nothing, or none was loaded   any number                   behind what it skips         NOT
         """
         loaded = self.loaded
         start = Position(self.epoch, steps_done=skip)

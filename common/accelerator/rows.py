@@ -143,9 +143,6 @@ class WholeBatch(NamedTuple):
     content: Any
     row_lists: Collection[str]
 
-    def count_rows(self) -> int:
-        return Entries(self.content).count_rows()
-
     def slice(self, rows: slice) -> Any:
         """`rows` of what has rows; the rest stays as it is."""
         entries = Entries(self.content)
@@ -162,7 +159,7 @@ class WholeBatch(NamedTuple):
         extra = rows_by_name.keys() ^ first_rows.keys()
         if extra:
             raise ValueError(f"only the first or the last step has {', '.join(sorted(extra))}: {READ_EVERYWHERE}")
-        num_first_rows = len(next(iter(first_rows.values())))
+        num_first_rows = len(next(iter(first_rows.values()), ()))
         if num_first_rows == 0:
             raise ValueError(f"the first step has no samples to fill up the last one: {READ_EVERYWHERE}")
         copies = math.ceil((least_rows - entries.count_rows()) / num_first_rows)
@@ -188,7 +185,7 @@ def join_batches(batches: Sequence[Entries], row_lists: Collection[str]) -> Whol
         values = [batch.by_name[name] for batch in batches]
         if name in row_lists or any(map(_is_array, values)):
             joined[name] = _join_rows(name, values)
-        elif not all(_is_same(value, entry) for value in values):
+        elif not all(_is_same(value, entry) for value in values[1:]):
             raise ValueError(f"{name} differs between the batches of a step: {READ_EVERYWHERE}")
     return WholeBatch(first.replace(joined), row_lists)
 
@@ -196,7 +193,7 @@ def join_batches(batches: Sequence[Entries], row_lists: Collection[str]) -> Whol
 def _is_same(leaf: Any, other: Any) -> bool:
     """True for two equal values without rows."""
     try:
-        return bool(leaf == other)
+        return bool(leaf == other or (leaf != leaf and other != other))  # NaN equals NaN here.
     except Exception:  # A class of the script's own may raise anything. Such values count as different.
         return False
 

@@ -131,9 +131,16 @@ class DataLoaderShard(DataLoader):
                 steps = self._begin_reading(this_pass)
                 first = list(islice(steps, 1))  # The order is drawn with it, from the states in the checkpoint.
                 return chain(first, steps)
-        if this_pass.resumes == Resumes.BY_HAND and self._order_is_known():
-            with self._generators_beside_order().restored():
-                return self._begin_reading(this_pass)
+        if this_pass.resumes == Resumes.BY_HAND:
+            if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
+                with self._generators_beside_order().restored():
+                    return self._begin_reading(this_pass)
+            # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
+            logger.warning(
+                "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
+                "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
+                "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+            )
         return self._begin_reading(this_pass)
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
@@ -142,20 +149,8 @@ class DataLoaderShard(DataLoader):
         self._tell_epoch(this_pass.start.epoch)
         return self._read(this_pass)
 
-    def _order_is_known(self) -> bool:
-        """True if the order of an epoch can be drawn again without its generators' states. Else log a warning."""
-        if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
-            return True
-        # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
-        logger.warning(
-            "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
-            "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
-            "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
-        )
-        return False
-
     def _generators_beside_order(self) -> Generators:
-        """All but the one that a SeedableRandomSampler seeds with its first draw, and draws from later on."""
+        """All but that of a SeedableRandomSampler. Workers draw from it at once, and again while the epoch goes on."""
         sampler = self.samplers[-1]
         if not isinstance(sampler, SeedableRandomSampler):
             return self._generators
@@ -169,7 +164,7 @@ class DataLoaderShard(DataLoader):
             steps = reader.read_stream()
             if not isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
                 steps = (Step(batch, None) for batch in steps)
-            return _leave_out(steps, self._batches_to_skip(this_pass), this_pass, self._generators)
+            return _skip_to_read_ahead(steps, self._batches_to_skip(this_pass), this_pass, self._generators)
         return reader.read_steps(self._draw_steps(this_pass))
 
     def _draw_steps(self, this_pass: Pass) -> Callable[[], Iterator[Step]]:
@@ -280,7 +275,7 @@ class DataLoaderShard(DataLoader):
         sampler = self.samplers[-1]
         seed = sampler.initial_seed if isinstance(sampler, SeedableRandomSampler) else None
         state: dict[str, Any] = {}
-        if self.progress.passes or self.progress.epoch_is_open:
+        if self.progress.epoch_is_open:
             state["epoch_is_open"] = True
         if not self.use_stateful_dataloader:
             if seed is not None:
@@ -371,13 +366,13 @@ class DataLoaderShard(DataLoader):
 def _draw_late(index_sampler: Any, skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
     """The steps of an order that is drawn when the first is asked for: before that, this generator does nothing."""
     this_pass.begin_order(generators)
-    yield from _leave_out(steps_of(index_sampler), skipped, this_pass, generators)
+    yield from _skip_to_read_ahead(steps_of(index_sampler), skipped, this_pass, generators)
 
 
-def _leave_out(steps: Iterator[Step], skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
-    """`steps` without the first `skipped`, which are drawn, or read from a stream, all the same.
+def _skip_to_read_ahead(steps: Iterator[Step], skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
+    """Draw the first `skipped` steps, or read them from a stream, go to B (see `resumption.py`), and yield the rest.
 
-    Torch's loader asks for the sample numbers by this, and then reads the samples. So the states are those for reading.
+    For sample numbers this runs within torch's loader, right before it reads the samples.
     """
     for _ in islice(steps, skipped):
         pass

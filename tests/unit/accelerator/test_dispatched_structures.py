@@ -56,7 +56,6 @@ def batches_to_keep(rows):
         "none": (None, rows),
         "empty": {"empty": [], "also": {}, "rows": rows},
         "tuple": (("a", "b", "c"), rows),
-        "nested": {"meta": {"flag": True, "name": b"ab"}, "rows": [rows]},
         "namedtuple": Tagged("tag", rows),
         "arrays": {"array": rows.numpy(), "in a list": [rows.numpy()], "rows": rows},
         "array alone": (rows.numpy(), "train"),

@@ -174,7 +174,6 @@ def resume_in_three_ways(accelerator):
     torch.set_rng_state(generator)
     after_load = [content(batch) for batch in later]
     skipping = skip_first_batches(prepared(), 3)
-    assert len(skipping) == len(whole) - 3
     return whole[3:], after_load, [batch["number"].tolist() for batch in skipping]
 
 
