@@ -282,6 +282,7 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
         (End(), -9, "", "caught DistNetworkError", "crash"),
         (End(), -6, "", "free(): invalid pointer", "crash"),
         (End(), -6, "", "c10::DistBackendError", "lost"),
+        (End(), -6, "", "c10::DistBackendError: ncclInvalidUsage: Duplicate GPU", "crash"),
         (End("finished"), -6, "", "c10::DistBackendError", "crash"),
         (End("steps"), -6, "", "", "steps"),
     ],
@@ -304,7 +305,7 @@ def test_an_end_is_what_the_table_says(noted, exit_code, why_stopped, printed, r
 def test_a_collective_that_not_all_ranks_have_called_is_named(of_ranks, pitfall, found):
     records = [Record(rank, end=STOPPED) for rank in range(len(of_ranks))]
     for one, calls in zip(records, of_ranks, strict=True):
-        one.collectives = [Call(name, f"t.py:{line}") for name, line in calls.split()]
+        one.collectives = dict.fromkeys(Call(name, f"t.py:{line}") for name, line in calls.split())
     answer = end.check_end(records)
     assert answer.pitfall == pitfall
     assert answer.text.endswith(found)
@@ -334,5 +335,5 @@ def test_what_fails_leaves_the_answers_of_the_others_but_nothing_is_called_healt
     assert answers["files"].reason == "the check failed: IndexError: list index out of range"
     answers.update(HEALTHY)
     assert "Healthy" not in "\n".join(report.lines(answers, [Record(0)]))
-    assert "Healthy" not in "\n".join(report.lines(HEALTHY, [Record(0, observer_errors=["ValueError"])]))
+    assert "Healthy" not in "\n".join(report.lines(HEALTHY, [Record(0, observer_errors={"f: ValueError": ""})]))
     assert "Healthy" in "\n".join(report.lines(HEALTHY, [Record(rank=0)]))

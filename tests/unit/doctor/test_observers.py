@@ -33,7 +33,7 @@ def recorder(monkeypatch, tmp_path):
     monkeypatch.setattr("common.doctor.observers.recorder.setattr", monkeypatch.setattr, raising=False)
     recorder = Recorder(tmp_path / FILE, rank=0)
     yield recorder
-    assert recorder.record.observer_errors == []
+    assert recorder.record.observer_errors == {}
 
 
 def test_samples_that_are_not_stacked_have_contents_too():
