@@ -25,6 +25,7 @@ LOG = "log"
 # Parts of the error of a rank whose partner has left or has called another collective. An error of gloo is a
 # RuntimeError, as many errors of a script are, but it names its source file.
 OF_COMMUNICATION = ("DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
+OF_THE_SCRIPT = "ncclInvalidUsage"  # a DistBackendError of its own, as where two ranks have one GPU
 SIGNALS = {each.value: each.name for each in signal.Signals}  # without most of the real-time signals
 
 
@@ -141,9 +142,10 @@ def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> 
     noted     process      the end
     crash     any          lost if the text of the error names communication, else crash
     others    was stopped  stopped
+    steps     any          as noted
+    others    exit code 0  as noted
     finished  has failed   crash: after its last line it communicates no more
     None      has failed   lost if torch aborted it over communication, else crash
-    the rest               as noted
     """
     if noted.reason == "crash":
         return End("lost" if _names_communication(noted.text) else "crash", noted.text)
@@ -160,4 +162,4 @@ def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> 
 
 
 def _names_communication(text: str) -> bool:
-    return any(part in text for part in OF_COMMUNICATION)
+    return OF_THE_SCRIPT not in text and any(part in text for part in OF_COMMUNICATION)

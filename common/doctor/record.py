@@ -16,7 +16,6 @@ from torch import Tensor
 # Two files in the folder of a rank: its record, and an empty one that is touched when the rank has made progress.
 FILE = "record.pickle"
 PROGRESS = "progress"
-# What is noted, and compared: so much of it.
 EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, then after 128, 256, … steps
 NUMBERS_OF_A_TENSOR = 128  # of a weight or a statistic, spread over it
 FIRST_STEPS = 16  # an optimizer's parameters are noted after each of these, and the last one counts
@@ -158,9 +157,9 @@ class Record:
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
-    collectives: list[Call] = field(default_factory=list)  # the calls in the group of all ranks
+    collectives: dict[Call, None] = field(default_factory=dict)  # those of all ranks, in the order of the first calls
     has_joined: bool = False  # True if it was in a Join, in which ranks may have different numbers of batches
-    observer_errors: list[str] = field(default_factory=list)
+    observer_errors: dict[str, str] = field(default_factory=dict)  # the first text, by place and type
 
     @property
     def training_epochs(self) -> list[Epoch]:

@@ -18,6 +18,11 @@ from typing import Any
 
 import torch.multiprocessing
 
+OWN_PROCESSES = (
+    "the script starts its own processes with torch.multiprocessing, but the doctor starts one for each rank, "
+    "as torchrun does: give it a script that reads RANK and WORLD_SIZE"
+)
+
 
 def run(folder: Path, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation, up to an optimizer step or to its end. Its error is noted and raised."""
@@ -55,10 +60,7 @@ def one_line(error: BaseException, script: Path) -> str:
 
 
 def refuse(*args: Any, **kwargs: Any) -> None:
-    raise SystemExit(
-        "the script starts its own processes with torch.multiprocessing, but the doctor starts one for each rank, "
-        "as torchrun does: give it a script that reads RANK and WORLD_SIZE"
-    )
+    raise SystemExit(OWN_PROCESSES)
 
 
 if __name__ == "__main__":

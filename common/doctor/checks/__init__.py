@@ -4,6 +4,7 @@ from common.doctor.answers import Answer, NotExamined
 from common.doctor.checks import data_sets, evaluations, files, optimizers, random_numbers, replicas, samples, steps
 from common.doctor.checks.end import check_end
 from common.doctor.record import Record
+from common.doctor.run_script import OWN_PROCESSES
 
 OF_HEALTH = ("weights", "training samples")  # only if both are right, the report calls a script healthy
 END = "end of the script"
@@ -46,7 +47,9 @@ def ask_all(records: list[Record]) -> dict[str, Answer]:
 
 
 def why_nothing_was_examined(records: list[Record]) -> str | None:
-    """The reason, if there were neither ranks to compare nor a bad end, which is a finding of its own."""
+    """The reason, if the script starts its own processes, or if there were neither ranks to compare nor a bad end."""
+    if any(OWN_PROCESSES in record.end.text for record in records):
+        return OWN_PROCESSES
     if any(record.backend or record.end.reason in ("crash", "lost", "stopped") for record in records):
         return None
     printed = records[0].last_printed or "nothing"

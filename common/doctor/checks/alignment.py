@@ -7,6 +7,7 @@ from common.doctor.answers import Answer, NotExamined, Right
 from common.doctor.record import Epoch, Network, Record, Step
 
 T = TypeVar("T")
+NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
 
 
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
@@ -14,12 +15,18 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
     return list(zip(*of_ranks, strict=False))
 
 
+def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
+    """True if the samples have numbers, in data sets of one length. Else NO_NUMBERS is the reason for not comparing."""
+    lengths = {epoch.data_set_length for epoch in epochs}
+    return len(lengths) == 1 and None not in lengths and all(epoch.samples for epoch in epochs)
+
+
 class Uneven(NamedTuple):
     """An epoch in which a rank has come to its end with fewer batches than another rank has read."""
 
     number: int
     counts: str  # "rank 0 has 9 batches, rank 1 has 8 batches"
-    steps: int  # the number of optimizer steps before the last batch of the rank that has fewest
+    steps_before_last_batch: int  # optimizer steps of the rank that has fewest batches
 
 
 def first_uneven(of_ranks: Iterable[list[Epoch]]) -> Uneven | None:
@@ -35,15 +42,13 @@ def first_uneven(of_ranks: Iterable[list[Epoch]]) -> Uneven | None:
 def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
     """The optimizer steps that all ranks make together: those before the last batch of a rank that has fewer batches.
 
-    With a step for each batch, under Join:
-
-    rank 0  step 1  step 2  step 3
-    rank 1  step 1  step 2          its weights are noted in the next epoch, when Join has given it those after step 3
-    both    step 1
+    The weights after a step are noted at the next forward. After its last step the shorter rank has no forward before
+    the end of Join, which then has given it the final weights. So that step cannot be compared, nor can a later epoch,
+    in which the ranks' steps have different numbers.
     """
     steps = across_ranks(record.steps for record in records)
     uneven = first_uneven(record.training_epochs for record in records)
-    return steps[: uneven.steps] if uneven else steps
+    return steps[: uneven.steps_before_last_batch] if uneven else steps
 
 
 def no_difference(records: list[Record]) -> Answer:

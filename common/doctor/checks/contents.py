@@ -2,20 +2,33 @@
 
 from collections import Counter
 from itertools import chain, pairwise
+from typing import NamedTuple
 
-from common.doctor.checks.sample_numbers import MIN_SAMPLES
 from common.doctor.record import Content, Epoch
 
+MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one order, by chance
 SAME = 0.9  # samples are the same if one of their tensors, as the label of an augmented image, agrees so often
-Reads = list[tuple[Content, Content, Content]]  # those of a number in one epoch, in another, and of the next number
 
 
-def read_twice(one: Epoch, other: Epoch) -> Reads:
-    """The contents of the samples that were read in both epochs, and of the next number that was read in the first."""
+class Read(NamedTuple):
+    """The content of a sample in two epochs. A part of it, as its label, is compared where chance cannot make it agree:
+
+    here  there  after
+    cat   cat    cat    not compared: a rank may have every other file of a folder that is sorted by label
+    cat   cat    dog    not compared, if most samples are cats; else they agree
+    cat   dog    dog    they differ
+    """
+
+    here: Content
+    there: Content  # in the other epoch
+    after: Content  # here, of the next number that was read
+
+
+def read_twice(one: Epoch, other: Epoch) -> list[Read]:
     first = _contents_by_number(one)
     second = _contents_by_number(other)
     numbers = [(number, following) for number, following in pairwise(sorted(first)) if number in second]
-    return [(first[number], second[number], first[following]) for number, following in numbers]
+    return [Read(first[number], second[number], first[following]) for number, following in numbers]
 
 
 def _contents_by_number(epoch: Epoch) -> dict[int, Content]:
@@ -25,18 +38,13 @@ def _contents_by_number(epoch: Epoch) -> dict[int, Content]:
     return contents
 
 
-def agreements(reads: Reads) -> dict[int, float]:
-    """For each tensor of a sample, by its place: how often the two reads agree, from 0 to 1, if enough samples count.
-
-    A sample does not count if its reads may agree by chance: in a label that 95 % of the samples have, or that the next
-    number has too. So each rank may have every other file of a folder that is sorted by label.
-    """
-    parts: dict[int, float] = {}
-    columns = min(map(len, chain.from_iterable(reads)), default=0)  # one for each tensor of a sample
-    for column in range(columns):
-        values = [(first[column], second[column], following[column]) for first, second, following in reads]
-        most_common, _ = Counter(first for first, _, _ in values).most_common(1)[0]
-        agree = [first == second for first, second, following in values if first not in (most_common, following)]
-        if len(agree) >= MIN_SAMPLES:
-            parts[column] = sum(agree) / len(agree)
-    return parts
+def agreement_by_part(reads: list[Read]) -> dict[int, float]:
+    """For each part (a tensor), by its place: how often it agrees in two reads, from 0 to 1, if enough are compared."""
+    agreement: dict[int, float] = {}
+    parts = min(map(len, chain.from_iterable(reads)), default=0)
+    for part in range(parts):
+        most_common, _ = Counter(read.here[part] for read in reads).most_common(1)[0]
+        compared = [read for read in reads if read.here[part] not in (most_common, read.after[part])]
+        if len(compared) >= MIN_SAMPLES:
+            agreement[part] = sum(read.here[part] == read.there[part] for read in compared) / len(compared)
+    return agreement

@@ -5,9 +5,8 @@ compared. Samples that are drawn anew at each read prove nothing: so what a rank
 """
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.alignment import across_ranks
-from common.doctor.checks.contents import SAME, Reads, agreements, read_twice
-from common.doctor.checks.sample_numbers import are_numbered_alike
+from common.doctor.checks.alignment import across_ranks, are_numbered_alike
+from common.doctor.checks.contents import SAME, Read, agreement_by_part, read_twice
 from common.doctor.checks.samples import read_parts_of_one_order
 from common.doctor.record import Record
 
@@ -20,15 +19,18 @@ def check_data_sets(records: list[Record]) -> Answer:
     if len(of_one_data_set) < 2:
         return NotExamined("no two epochs dealt the numbers of the first data set out among the ranks")
     earlier, later = of_one_data_set[:2]
-    by_same_rank: Reads = []
-    by_another_rank: Reads = []
+    by_same_rank: list[Read] = []
+    by_another_rank: list[Read] = []
     for rank, epoch in enumerate(earlier):
         for later_rank, later_epoch in enumerate(later):
-            reads = by_same_rank if later_rank == rank else by_another_rank
-            reads += read_twice(epoch, later_epoch)
-    unchanged = [column for column, part in agreements(by_same_rank).items() if part >= SAME]
-    parts = agreements(by_another_rank)
-    compared = [parts[column] for column in unchanged if column in parts]
+            reads = read_twice(epoch, later_epoch)
+            if later_rank == rank:
+                by_same_rank += reads
+            else:
+                by_another_rank += reads
+    unchanged = [part for part, agreement in agreement_by_part(by_same_rank).items() if agreement >= SAME]
+    agreement_of_ranks = agreement_by_part(by_another_rank)
+    compared = [agreement_of_ranks[part] for part in unchanged if part in agreement_of_ranks]
     if not compared:
         return NotExamined("samples that are read twice are too few, are too alike, or change with each read")
     if max(compared) >= SAME:

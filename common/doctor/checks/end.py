@@ -4,7 +4,7 @@ from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks.waiting import why_ranks_wait
 from common.doctor.record import Record
 
-MAX_ERROR = 300  # characters, after which the text of an error is cut
+MAX_ERROR = 300  # characters; of a longer error the middle is left out
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
 
 
@@ -26,7 +26,7 @@ def check_end(records: list[Record]) -> Answer:
 
 
 def _crashed(record: Record) -> Finding:
-    text = f"rank {record.rank} crashed after at least {len(record.steps)} steps: {record.end.text[:MAX_ERROR]}"
+    text = f"rank {record.rank} crashed after at least {len(record.steps)} steps: {_shortened(record.end.text)}"
     if UNUSED not in record.end.text:
         return Finding(text, "mend the error, and call the doctor again")
     return Finding(
@@ -38,8 +38,13 @@ def _crashed(record: Record) -> Finding:
 
 def _position(record: Record) -> str:
     if record.end.reason == "lost":
-        return f"rank {record.rank} could not communicate ({record.end.text[:MAX_ERROR]})"
+        return f"rank {record.rank} could not communicate ({_shortened(record.end.text)})"
     if record.end.reason == "stopped":
         where = f"is in {record.waits_in}" if record.waits_in else "was stopped outside of the script"
         return f"rank {record.rank} {where}"
     return f"rank {record.rank} has ended"
+
+
+def _shortened(error: str) -> str:
+    half = MAX_ERROR // 2
+    return error if len(error) <= MAX_ERROR else f"{error[:half]} … {error[-half:]}"

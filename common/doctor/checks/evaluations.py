@@ -4,8 +4,8 @@ from collections import Counter
 from itertools import chain
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.alignment import across_ranks
-from common.doctor.checks.sample_numbers import NO_NUMBERS, are_numbered_alike, has_repeated
+from common.doctor.checks.alignment import NO_NUMBERS, across_ranks, are_numbered_alike
+from common.doctor.checks.samples import has_repeated
 from common.doctor.record import Epoch, Record
 
 

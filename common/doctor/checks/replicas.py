@@ -1,7 +1,4 @@
-"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation.
-
-Some numbers of each tensor are compared: of the weights after each of the first 64 steps, then after 128, 256, … steps.
-"""
+"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
 
 from common.doctor.answers import Answer, Finding, NotExamined, overall
 from common.doctor.checks.alignment import corresponding_steps, no_difference, trained_networks
@@ -9,9 +6,7 @@ from common.doctor.checks.steps import have_same_rates
 from common.doctor.record import EACH_STEP_UNTIL, Network, Record, Tensors
 from common.weights import max_difference
 
-# A difference counts if it is larger than this part of the tensor's largest finite number.
-# On CPUs ranks that average have equal bits.
-TOLERANCE = 1e-6
+TOLERANCE = 1e-6  # a difference counts if it is larger than this part of the tensor's largest finite number
 NO_STATISTICS = "no BatchNorm was evaluated on all ranks after the same step"
 
 
@@ -60,8 +55,8 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
         return NotExamined("other learning rates make other weights")
     return Finding(
         text,
-        "no further cause was seen: look for weights that one rank loads after wrapping, for `no_sync`, and for "
-        "clipping and updates that not all ranks make",
+        "no further cause was seen: look for weights that one rank loads after wrapping, for clipping and updates "
+        f"that not all ranks make, and for `no_sync` (averages are seen up to every {EACH_STEP_UNTIL} steps)",
     )
 
 

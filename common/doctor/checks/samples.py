@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from itertools import chain, pairwise
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
-from common.doctor.checks.alignment import across_ranks
-from common.doctor.checks.contents import SAME, agreements, read_twice
-from common.doctor.checks.sample_numbers import MIN_SAMPLES, NO_NUMBERS, are_numbered_alike, has_repeated
+from common.doctor.checks.alignment import NO_NUMBERS, across_ranks, are_numbered_alike
+from common.doctor.checks.contents import MIN_SAMPLES, SAME, agreement_by_part, read_twice
 from common.doctor.record import Epoch, Record
 
 
@@ -29,6 +28,10 @@ def read_parts_of_one_order(epochs: tuple[Epoch, ...]) -> bool:
     return are_enough and all(shares) and not has_repeated(list(chain.from_iterable(shares)))
 
 
+def has_repeated(samples: list[int]) -> bool:
+    return len(set(samples)) < len(samples)
+
+
 def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     """The answer about one epoch, such as these of four samples:
 
@@ -45,8 +48,8 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     first, *others = epochs
     if not all(_reads_each_once(epoch, first.numbers) for epoch in epochs):
         return NotExamined("few were read, or some twice, and not each once on each rank, as where Subsets differ")
-    parts = agreements([read for other in others for read in read_twice(first, other)])
-    if max(parts.values(), default=0.0) < SAME:
+    agreement = agreement_by_part([read for other in others for read in read_twice(first, other)])
+    if max(agreement.values(), default=0.0) < SAME:
         return NotExamined("no contents show that a number is the same sample on each rank")
     if all(epoch.samples == first.samples for epoch in epochs):
         return _one_order(number, epochs)

@@ -6,7 +6,7 @@ from common.doctor.answers import Finding
 from common.doctor.checks.alignment import first_uneven
 from common.doctor.record import Call, Record
 
-WHAT_TO_SEE = "see what each line waits for: ranks must leave a loop at one step. If a line works, raise --time-out"
+IF_IT_WORKS = "If a line works, raise --time-out"
 
 
 def why_ranks_wait(records: list[Record], positions: str) -> Finding:
@@ -26,14 +26,14 @@ def why_ranks_wait(records: list[Record], positions: str) -> Finding:
     text = "; ".join([positions, *calls[:3]])
     if len(calls) == 1:
         advice = "let all ranks call it, and rank 0 print; if all do, let them leave the loop before it at one step"
-        return Finding(text, advice, pitfall="collective_on_rank_0")
-    return Finding(text, WHAT_TO_SEE)
+        return Finding(text, f"{advice}. {IF_IT_WORKS}", pitfall="collective_on_rank_0")
+    return Finding(text, f"see what each line waits for: ranks must leave a loop at one step. {IF_IT_WORKS}")
 
 
 def calls_of_some_ranks(records: list[Record]) -> dict[Call, str]:
     """The calls, each a collective in a line, that not all ranks have made, and who has: "rank 0, rank 2"."""
     callers: dict[Call, list[str]] = defaultdict(list)
     for record in records:
-        for call in dict.fromkeys(record.collectives):  # in the order of the calls
+        for call in record.collectives:
             callers[call].append(f"rank {record.rank}")
     return {call: ", ".join(ranks) for call, ranks in callers.items() if len(ranks) < len(records)}

@@ -16,11 +16,11 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
         has_rows = batch.dim() > 0 and batch.layout == torch.strided and not batch.is_nested
         if has_rows:
             yield batch
+    elif isinstance(batch, list | tuple):  # also a namedtuple with a field `items`
+        for part in batch:
+            yield from tensors_in(part)
     elif hasattr(batch, "items"):  # a dict, or what a tokenizer returns
         for _, part in batch.items():
-            yield from tensors_in(part)
-    elif isinstance(batch, list | tuple):
-        for part in batch:
             yield from tensors_in(part)
 
 

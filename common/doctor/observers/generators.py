@@ -1,5 +1,6 @@
 """Random generators: the draws from the default ones of torch, of the GPU, of NumPy and of Python."""
 
+import pickle
 import random
 import zlib
 
@@ -11,10 +12,9 @@ from common.doctor.record import MAX_DRAWS, Record
 
 def states(device: torch.device) -> dict[str, int]:
     """A fingerprint of each generator's state, the GPU's where `device` is one. Equal states draw equal numbers."""
-    of_numpy = np.random.get_state(legacy=False)["state"]
     found = {
         "torch": zlib.crc32(torch.get_rng_state().numpy().tobytes()),
-        "NumPy": zlib.crc32(of_numpy["key"].tobytes(), of_numpy["pos"]),
+        "NumPy": zlib.crc32(pickle.dumps(np.random.get_state(legacy=False)["state"])),
         "Python": hash(random.getstate()[1]),
     }
     if device.type == "cuda":

@@ -14,26 +14,22 @@ from common.doctor.observers.recorder import Recorder
 from common.doctor.record import Call
 from common.process_group import COLLECTIVES
 
-ON_ALL_RANKS = (*COLLECTIVES, "barrier", "monitored_barrier")
-MAX_WRITES = 256  # ranks that call different collectives do so early
-
 
 def install(recorder: Recorder, script: Path) -> None:
     def before_collective(name: str, parameters: inspect.Signature, *args: Any, **kwargs: Any) -> None:
         group = parameters.bind(*args, **kwargs).arguments.get("group")
         if dist.is_initialized() and group in (None, dist.group.WORLD):
-            line = script_line(sys._getframe(), script) or "?"
-            collectives = recorder.record.collectives
-            collectives.append(Call(name, line))
+            call = Call(name, script_line(sys._getframe(), script) or "?")
             if "gather" in name and recorder.record.epochs:
                 recorder.record.epochs[-1].gathers = True
-            if len(collectives) <= MAX_WRITES:  # this very call may abort the process
-                recorder.write()
+            if call not in recorder.record.collectives:
+                recorder.record.collectives[call] = None
+                recorder.write()  # this very call may abort the process
 
     def before_join(*args: Any) -> None:
         recorder.record.has_joined = True
 
-    for name in ON_ALL_RANKS:
+    for name in (*COLLECTIVES, "barrier", "monitored_barrier"):
         before = functools.partial(before_collective, name, inspect.signature(getattr(dist, name)))
         recorder.wrap(dist, name, before=before)
     recorder.wrap(Join, "__enter__", before=before_join)

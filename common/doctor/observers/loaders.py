@@ -15,8 +15,6 @@ from common.doctor.observers.generators import note_draws, states
 from common.doctor.observers.recorder import Recorder
 from common.doctor.record import MAX_EPOCHS, MAX_FINGERPRINTS, Batch, Epoch
 
-CPU = torch.device("cpu")  # batches are read there
-
 
 @dataclass
 class Reading:
@@ -40,9 +38,8 @@ class LoaderObserver:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._record = recorder.record
         self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
-        self._data_sets: dict[int, Any] = {}  # by their `id`, which no other gets while they are held here
+        self._data_sets: dict[int, Any] = {}  # of the record, by `id`: no other gets it while they are here
         self._newest: Reading | None = None  # the one that has handed out a batch last
 
     def install(self) -> None:
@@ -58,39 +55,44 @@ class LoaderObserver:
         return self._newest.epoch.batches[-1]
 
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
-        self._data_sets[id(loader.dataset)] = loader.dataset
         self._readings[iterator] = Reading(_epoch(loader), weakref.ref(iterator))
 
     def after_indices(self, numbers: Any, iterator: Any) -> None:
-        reading = self._readings[iterator]
+        reading = self._readings.get(iterator)
+        if reading is None:  # another thread has made it
+            return
         reading.asked.append(numbers)
         # The sampler has drawn already, and those draws should be equal on all ranks, as should those of a stream's
         # order. The first batch may draw for the data set once. Workers draw in processes of their own.
         is_stream = isinstance(iterator._dataset, IterableDataset)
         if reading.epoch.batches and iterator._num_workers == 0 and not is_stream:
-            reading.generators = states(CPU)
+            reading.generators = states(torch.device("cpu"))
 
     def after_batch(self, batch: Any, iterator: Any) -> None:
-        reading = self._readings[iterator]
-        note_draws(self._record, "batches", reading.generators, CPU)
+        reading = self._readings.get(iterator)
+        if reading is None:
+            return
+        note_draws(self._recorder.record, "batches", reading.generators, torch.device("cpu"))
         epoch = reading.epoch
         samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
         if not getattr(iterator, "_in_order", True):  # workers hand out the batches as they are ready
             samples = []
-        noted = Batch(samples, [], len(self._record.steps))
+        noted = Batch(samples, [], len(self._recorder.record.steps))
         epoch.batches.append(noted)
-        if len(epoch.batches) == 1 and len(self._record.epochs) < MAX_EPOCHS:
-            self._record.epochs.append(epoch)
+        if len(epoch.batches) == 1 and len(self._recorder.record.epochs) < MAX_EPOCHS:
+            self._recorder.record.epochs.append(epoch)
+            self._data_sets[epoch.data_set] = iterator._dataset
         self._newest = reading
         if reading.fingerprints < MAX_FINGERPRINTS:
             noted.contents = contents(batch, len(samples))
         reading.fingerprints += len(noted.contents)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:
-        if isinstance(error, StopIteration):
-            self._readings[iterator].epoch.complete = True
-        elif self._readings[iterator].asked:  # the script may read on, behind the batch that has failed
-            self._readings[iterator].asked.popleft()
+        reading = self._readings.get(iterator)
+        if reading and isinstance(error, StopIteration):
+            reading.epoch.complete = True
+        elif reading and reading.asked:  # the script may read on, behind the batch that has failed
+            reading.asked.popleft()
 
 
 def _epoch(loader: DataLoader) -> Epoch:
@@ -108,8 +110,7 @@ def _epoch(loader: DataLoader) -> Epoch:
 def _samples(asked: Any, dataset: Any, epoch: Epoch) -> list[int]:
     """The numbers of a batch in the whole data set; empty where a data set has none."""
     asked = asked.tolist() if hasattr(asked, "tolist") else asked  # a sampler may give tensors or arrays
-    if not isinstance(asked, list | tuple):
-        asked = [asked]
+    asked = asked if isinstance(asked, list | tuple) else [asked]
     try:
         samples = [int(number) for number in asked]
     except (TypeError, ValueError):

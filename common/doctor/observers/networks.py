@@ -54,15 +54,17 @@ class NetworkObserver:
         if torch._C._current_graph_task_id() != -1:
             return  # in a backward, in which activation checkpointing computes a part again
         wrappers, module = _unwrapped(called)
+        in_training = module.training and torch.is_grad_enabled()
+        # Before what may fail: else each part of the network would count as a network.
+        self._forward = Forward(called, module, in_training, generators={})
         if module not in self.networks:
             self._add(module)  # at its first forward
-        in_training = module.training and torch.is_grad_enabled()
         if in_training:  # in an evaluation a rank may have put averaged weights in
-            self._compare_with_wrapping(module, wrappers)  # at each forward: the script may change it later
+            self._note_wrapping(module, wrappers)
+            self._note_changes(module)
             if self._record.steps:  # before, the ranks' weights may differ
                 self._note_weights(module)  # at the first forward after a step: these are the step's
-        generators = states(next(module.parameters()).device) if in_training else {}
-        self._forward = Forward(called, module, in_training, generators)
+            self._forward.generators.update(states(next(module.parameters()).device))
 
     def after_forward(self, called: nn.Module, inputs: tuple, keywords: dict | None, output: Any = None) -> None:
         """Note what a forward has done. Where it has raised, torch gives neither keywords nor an output."""
@@ -93,17 +95,19 @@ class NetworkObserver:
         self._record.is_sharded |= any(is_part(name, parameter) for name, parameter in module.named_parameters())
         self._record.is_split |= is_split(module)
 
-    def _compare_with_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:
+    def _note_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:
         network = self.networks[module]
-        before = self._when_wrapped.get(module)
-        if before is None:
-            network.wrapped = any(isinstance(part, DistributedDataParallel) for part in module.modules())
-            return
-        network.wrapped = True
-        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
+        is_inside = module in self._when_wrapped
+        network.wrapped = is_inside or any(isinstance(part, DistributedDataParallel) for part in module.modules())
+        if is_inside and not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
             network.past_wrapper += 1
-        now = identities(module)
-        network.changed = [name for name in now if before.get(name) != now[name]]
+
+    def _note_changes(self, module: nn.Module) -> None:
+        before = self._when_wrapped.get(module)
+        if before is not None:
+            now = identities(module)
+            # The newest forward counts: a script may take a change back. Forwards past the wrapper add up instead.
+            self.networks[module].changed = [name for name in now if before.get(name) != now[name]]
 
     def _note_weights(self, module: nn.Module) -> None:
         weights = self.networks[module].weights
@@ -119,8 +123,6 @@ def _unwrapped(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     inner: Any = module
     while isinstance(inner, nn.Module):
         chain.append(inner)
-        if isinstance(inner, DistributedDataParallel | nn.DataParallel):
-            inner = inner.module
-        else:
-            inner = getattr(inner, "_orig_mod", None)  # torch.compile
+        is_parallel = isinstance(inner, DistributedDataParallel | nn.DataParallel)
+        inner = inner.module if is_parallel else getattr(inner, "_orig_mod", None)  # torch.compile has this one
     return chain[:-1], chain[-1]

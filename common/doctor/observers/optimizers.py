@@ -49,12 +49,10 @@ class OptimizerObserver:
             for group in optimizer.param_groups:
                 in_optimizers.update(group["params"])
         in_networks: set[nn.Parameter] = set()
-        trained_in_no_optimizer = []
+        self._record.trained_in_no_optimizer = []
         for module, network in self._networks.items():
             for name, parameter in module.named_parameters():
                 in_networks.add(parameter)
                 if network.forwards and parameter.grad is not None and parameter not in in_optimizers:
-                    trained_in_no_optimizer.append(name)
-        without_gradient = [parameter for parameter in in_optimizers - in_networks if parameter.grad is None]
-        self._record.optimized_in_no_network = len(without_gradient)
-        self._record.trained_in_no_optimizer = trained_in_no_optimizer
+                    self._record.trained_in_no_optimizer.append(name)
+        self._record.optimized_in_no_network = sum(parameter.grad is None for parameter in in_optimizers - in_networks)

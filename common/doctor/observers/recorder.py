@@ -41,9 +41,7 @@ class Recorder:
                     observe(*args, **kwargs)
                 except Exception as error:  # a fault of the doctor: the script goes on, and the report names it
                     where = traceback.extract_tb(error.__traceback__)[-1].name
-                    text = f"{where}: {type(error).__name__}: {error}"
-                    if text not in self.record.observer_errors:
-                        self.record.observer_errors.append(text)
+                    self.record.observer_errors.setdefault(f"{where}: {type(error).__name__}", str(error))
 
         return guarded
 

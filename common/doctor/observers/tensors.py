@@ -27,10 +27,7 @@ def shapes(module: nn.Module) -> dict[str, tuple]:
 
 
 def is_split(module: nn.Module) -> bool:
-    """True if DTensors lie on another mesh than one line of all ranks, or if fully_shard has not made them.
-
-    Only fully_shard on such a line is known to let each rank compute whole samples of its own.
-    """
+    """True if it has DTensors, unless fully_shard has put them on a line of all ranks: there each has whole samples."""
     meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
     is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
     computes_whole_samples = is_fully_sharded and all(mesh.shape == (dist.get_world_size(),) for mesh in meshes)

@@ -165,10 +165,7 @@ MISTAKES = {
     "every rank saves": Ailment({"    torch.save(": "torch.save("}, "files", "every_rank_saves"),
     "prefixed keys": Ailment({"net.state_dict()": "model.state_dict()"}, "saved keys", "prefixed_keys"),
     "data drawn anew on each rank": Ailment(
-        {TRAIN_SET: "Circles(256, seed=1 + rank, jitter=0.01)"},
-        "data sets",
-        None,
-        "have other contents on another rank",
+        {TRAIN_SET: "Circles(256, seed=1 + rank, jitter=0.01)"}, "data sets", None, "have other contents on another"
     ),
 }
 # What looks like a mistake and is none.

@@ -1,6 +1,7 @@
 """The checks of the doctor, on records that are made by hand."""
 
 import functools
+from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,6 @@ from common.doctor.checks.random_numbers import check_draws
 from common.doctor.observers.generators import note_draws
 from common.doctor.record import Batch, Call, End, Epoch, Network, Record, Save, Step
 
-NAN = float("nan")
-INF = float("inf")
 LOST = End("lost", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
 STOPPED = End("stopped", "no rank made progress for 60 s")
 HEALTHY = dict.fromkeys(checks.OF_HEALTH, Right())
@@ -29,7 +28,7 @@ def trained() -> list[Record]:
 
 APART = [torch.tensor([1.0, 2.0]), torch.tensor([2.0, 3.0])]  # the weights of rank 0 and of rank 1
 EQUAL = [torch.tensor([3.0, 3.0])] * 2
-NANS = [torch.tensor([NAN, NAN])] * 2
+NANS = [torch.tensor([nan, nan])] * 2
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,6 @@ NANS = [torch.tensor([NAN, NAN])] * 2
         pytest.param([APART, EQUAL, APART], [0.1] * 8, False, NotExamined, id="maybe averaged"),
         pytest.param([EQUAL, APART, APART], [0.1] * 8, False, Finding, id="not averaged again"),
         pytest.param([APART, APART, NANS], [0.1] * 8, False, Finding, id="equal again as nans"),
-        pytest.param([NANS], [0.1] * 8, True, NotExamined, id="only nans"),
         pytest.param([APART], [0.1] * 9, True, Finding, id="rank 1 makes steps alone"),
         pytest.param([APART], [0.2] * 8, True, NotExamined, id="explained by another learning rate"),
         pytest.param([APART], [0.2] * 8, False, Finding, id="not wrapped, whatever the learning rate"),
@@ -57,10 +55,10 @@ def test_weights_may_be_averaged_later_or_differ_by_the_learning_rate(by_step, r
 @pytest.mark.parametrize(
     "of_ranks, kind",
     [
-        pytest.param([[1.0, 2.0], [NAN, 2.0]], Finding, id="a nan on another rank"),
-        pytest.param([[NAN, NAN], [1.0, 2.0]], Finding, id="only nans on rank 0"),
-        pytest.param([[NAN, 2.0], [NAN, 3.0]], Finding, id="a nan on both, and another number"),
-        pytest.param([[NAN, INF], [NAN, INF]], NotExamined, id="the same on both"),
+        pytest.param([[1.0, 2.0], [nan, 2.0]], Finding, id="a nan on another rank"),
+        pytest.param([[nan, nan], [1.0, 2.0]], Finding, id="only nans on rank 0"),
+        pytest.param([[nan, 2.0], [nan, 3.0]], Finding, id="a nan on both, and another number"),
+        pytest.param([[nan, inf], [nan, inf]], NotExamined, id="the same on both"),
     ],
 )
 def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
@@ -258,7 +256,7 @@ def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
         (LOST, End("crash", "ValueError: no disk"), "rank 1 crashed after at least 0 steps: ValueError: no disk"),
         (LOST, End("finished"), f"rank 0 could not communicate ({LOST.text}), rank 1 has ended"),
         (LOST, End("lost", "SIGABRT: gloo"), f"rank 0 could not communicate ({LOST.text}), rank 1 could not"),
-        (STOPPED, End("crash", "SIGKILL"), "rank 1 crashed after at least 0 steps: SIGKILL"),
+        (STOPPED, End("crash", "E" * 999 + ": no disk"), f"rank 1 crashed after at least 0 steps: {'E' * 150} … E"),
         (STOPPED, STOPPED, "no rank made progress for 60 s: rank 0 is in t.py:7, rank 1 was stopped outside"),
     ],
 )
@@ -280,8 +278,8 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
         (End("crash", run_script.one_line(RAISED_FROM, Path("t.py"))), 1, "", "", "lost"),
         (End(), -9, "no progress", "", "stopped"),
         (End(), -9, "", "caught DistNetworkError", "crash"),
-        (End(), -6, "", "free(): invalid pointer", "crash"),
         (End(), -6, "", "c10::DistBackendError", "lost"),
+        (End(), -6, "", "c10::DistBackendError: ncclInvalidUsage: Duplicate GPU", "crash"),
         (End("finished"), -6, "", "c10::DistBackendError", "crash"),
         (End("steps"), -6, "", "", "steps"),
     ],
@@ -297,14 +295,13 @@ def test_an_end_is_what_the_table_says(noted, exit_code, why_stopped, printed, r
         pytest.param(["R1 R3", "R1"], "collective_on_rank_0", "; R in t.py:3 was called by rank 0 alone", id="nobody"),
         pytest.param(["B2", "R1 B2"], "collective_on_rank_0", "; R in t.py:1 was called by rank 1 alone", id="next"),
         pytest.param(["R1 R1", "R1"], None, "rank 1 was stopped outside of the script", id="the same once more"),
-        pytest.param(["R1 R2 R3", "R2 R3"], "collective_on_rank_0", "1 was called by rank 0 alone", id="met another"),
         pytest.param(["B1 R3", "B2 R3", "B2 R3"], None, "; B in t.py:2 was called by rank 1, rank 2 alone", id="if"),
     ],
 )
 def test_a_collective_that_not_all_ranks_have_called_is_named(of_ranks, pitfall, found):
     records = [Record(rank, end=STOPPED) for rank in range(len(of_ranks))]
     for one, calls in zip(records, of_ranks, strict=True):
-        one.collectives = [Call(name, f"t.py:{line}") for name, line in calls.split()]
+        one.collectives = dict.fromkeys(Call(name, f"t.py:{line}") for name, line in calls.split())
     answer = end.check_end(records)
     assert answer.pitfall == pitfall
     assert answer.text.endswith(found)
@@ -334,5 +331,5 @@ def test_what_fails_leaves_the_answers_of_the_others_but_nothing_is_called_healt
     assert answers["files"].reason == "the check failed: IndexError: list index out of range"
     answers.update(HEALTHY)
     assert "Healthy" not in "\n".join(report.lines(answers, [Record(0)]))
-    assert "Healthy" not in "\n".join(report.lines(HEALTHY, [Record(0, observer_errors=["ValueError"])]))
+    assert "Healthy" not in "\n".join(report.lines(HEALTHY, [Record(0, observer_errors={"f: ValueError": ""})]))
     assert "Healthy" in "\n".join(report.lines(HEALTHY, [Record(rank=0)]))

@@ -190,9 +190,8 @@ def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys
     say = "print('by torchrun:', torch.distributed.is_torchelastic_launched())"
     script.write_text(f"import torch\n\n{say}\ntorch.multiprocessing.spawn(print, nprocs=2)\n")
     code, text = ask(capsys, script)
-    assert code == 1, text
-    assert "FOUND end of the script: rank 0 crashed after at least 0 steps: script.py:" in text
-    assert "the script starts its own processes with torch.multiprocessing" in text
+    assert code == 2, text
+    assert "Nothing was examined: the script starts its own processes with torch.multiprocessing" in text
     assert "The end of rank 0's output: by torchrun: True the script" in text
     assert "too few GPUs (1) for 2 processes" in text
 

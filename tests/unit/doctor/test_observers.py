@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +34,7 @@ def recorder(monkeypatch, tmp_path):
     monkeypatch.setattr("common.doctor.observers.recorder.setattr", monkeypatch.setattr, raising=False)
     recorder = Recorder(tmp_path / FILE, rank=0)
     yield recorder
-    assert recorder.record.observer_errors == []
+    assert recorder.record.observer_errors == {}
 
 
 def test_samples_that_are_not_stacked_have_contents_too():
@@ -42,6 +43,7 @@ def test_samples_that_are_not_stacked_have_contents_too():
     assert contents([image for image, _ in samples], 2) == contents(torch.eye(2).to_sparse(), 2) == []
     assert count_samples(([torch.ones(3, 8, 8)] * 2,), {}) == count_samples((), {"x": torch.ones(2, 3)}) == 2
     assert len(contents(torch.ones(2, 3, dtype=torch.complex64).conj(), 2)) == 2
+    assert len(contents(type("Named", (tuple,), {"items": None})([torch.ones(2, 3)]), 2)) == 2  # with a field `items`
 
 
 def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
@@ -54,7 +56,8 @@ def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
     assert [(save.path, save.state_dicts) for save in recorder.record.saves] == [(str(path), [["w"]]) for path in paths]
 
 
-def test_what_a_sampler_draws_is_no_augmentation(recorder):
+def test_what_a_sampler_draws_is_no_augmentation(recorder, monkeypatch):
+    monkeypatch.setattr("numpy.random.get_state", lambda legacy: {"state": {"inc": 1}})  # as of `set_bit_generator`
     LoaderObserver(recorder).install()
     recorder.record.steps.append(Step([0.1], 1))
     for augment, noted in ((False, 0), (True, 2)):
@@ -174,9 +177,10 @@ def test_a_forward_is_with_the_newest_batch_while_its_loader_is_read(recorder):
     assert observer.batch_in_use().samples == [8]
     del iterator  # `break`, or the end
     assert observer.batch_in_use() is None
+    list(ThreadPoolExecutor().submit(iter, DataLoader(range(2))).result())  # of another thread: unseen, and no error
 
 
-def test_what_backward_computes_again_is_no_further_forward():
+def test_what_backward_computes_again_is_no_further_forward(monkeypatch):
     recorder = SimpleNamespace(record=Record(rank=0))
     observer = NetworkObserver(recorder, SimpleNamespace(batch_in_use=lambda: None))
     before = register_module_forward_pre_hook(observer.before_forward)
@@ -192,8 +196,11 @@ def test_what_backward_computes_again_is_no_further_forward():
     before.remove()
     after.remove()
     assert list(recorder.record.networks[0].weights) == list(range(1, 65))
-    assert some_weights(nn.ModuleDict({"_fsdp_wrapped_module": module})) == {}  # as FSDP1 names what it shards
-    assert some_weights(nn.LazyLinear(1)) == {}
+    assert some_weights(nn.ModuleDict({"_fsdp_wrapped_module": module})) == some_weights(nn.LazyLinear(1)) == {}
     with pytest.raises(RuntimeError):  # here, and not where the record is written
         torch.func.vmap(_some_numbers)(torch.ones(2, 3))
     assert len(_some_numbers(torch.arange(512).repeat(512)).unique()) > 30  # of all columns
+    monkeypatch.setattr("common.doctor.observers.networks.states", lambda device: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        observer.before_forward(module.train(), ())
+    assert observer._forward is not None  # else the parts of a network would count as networks
