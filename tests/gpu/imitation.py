@@ -74,8 +74,8 @@ def stand_ins(machine: Machine) -> dict[str, Any]:
         "torch.cuda.reset_peak_memory_stats": machine.reset_peak_memory_stats,
         "torch.cuda.max_memory_allocated": machine.max_memory_allocated,
         "torch.cuda.default_generators": [mock.Mock()] * GPUS,
-        "torch.cuda.get_rng_state": lambda: torch.zeros(16, dtype=torch.uint8),
-        "torch.cuda.set_rng_state": lambda state: None,
+        "torch.cuda.get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+        "torch.cuda.set_rng_state": lambda state, device=None: None,
         # nccl would wait for the other ranks, and so would the core, which meets them in a store before. The group is
         # torch's "fake" one: a level expects nccl, and objects would be sent from the group's device, the CPU.
         "torch.distributed.init_process_group": machine.init_process_group,
