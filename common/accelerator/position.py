@@ -120,9 +120,8 @@ class Progress:
     def position(self) -> Position:
         """For checkpoints: that of the current pass; outside of a loop the loaded one, or an epoch's beginning."""
         current = self.current
-        if (
-            current is not None and current.start.epoch == self.epoch
-        ):  # A script may keep an iterator of an earlier one.
+        # A script may keep an iterator of an earlier epoch, which is no place in this one.
+        if current is not None and current.start.epoch == self.epoch:
             return current.position
         loaded = self.loaded
         if loaded is not None and self.epoch in (loaded.epoch, loaded.next_epoch):

@@ -199,10 +199,11 @@ def _is_same(leaf: Any, other: Any) -> bool:
 
 
 def _join_rows(name: str, parts: list[Any]) -> Any:
-    if all(map(is_list_of_entries, parts)):
+    are_lists = [isinstance(part, (list, tuple)) for part in parts]
+    if all(are_lists):
         return honor_type(parts[0], chain.from_iterable(parts))
     try:
-        if any(map(is_list_of_entries, parts)):
+        if any(are_lists):
             raise TypeError("some of them are lists")
         if isinstance(parts[0], torch.Tensor):
             return torch.cat(parts)
