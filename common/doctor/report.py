@@ -37,7 +37,8 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
     text += _wrapped(f"Not examined: {', '.join(others) or 'nothing'}.")
     text += _wrapped(f"Only you can see: {', '.join(ONLY_YOU_CAN_SEE)} (`python -m common.pitfalls NAME` shows each).")
     errors = {place: error for record in records for place, error in record.observer_errors.items()}
-    text += [line for place, error in errors.items() for line in _wrapped(f"An observer failed: {place}: {error}")]
+    for place, error in errors.items():
+        text += _wrapped(f"An observer failed: {place}: {error}")
     return text
 
 

@@ -1,4 +1,7 @@
-"""`Record.steps` and `clippings`: learning rates, and on rank 0 alone what all ranks do alike: they run one script."""
+"""`Record.steps` and `clippings`: learning rates, schedule, clipping and accumulation.
+
+All but the learning rates are asked of rank 0 alone. The ranks run one script, and make such mistakes alike.
+"""
 
 from collections import defaultdict
 

@@ -39,7 +39,7 @@ class LoaderObserver:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
-        self._data_sets: dict[int, Any] = {}  # of the record, by `id`: no other gets it while they are here
+        self._data_sets: dict[int, Any] = {}  # of recorded epochs, kept so that no other object gets their `id`
         self._newest: Reading | None = None  # the one that has handed out a batch last
 
     def install(self) -> None:
