@@ -112,10 +112,6 @@ def test_a_wrong_command_would_be_found(command, error, message):
 LITTLE = "--dataset synthetic --train-samples 600 --eval-samples 101 --max-steps 2"
 # Commands that are run, with the flags added to shorten them. `tests/parity/test_scripts.py` runs more.
 SHORTENED = {
-    "python -m common.ladder diff 01 02": "",
-    "python -m common.ladder ring": "",
-    "python -m common.ladder check --list": "",
-    "torchrun --standalone --nproc-per-node 3 03_accelerate/train.py --batch-size 66": LITTLE,
     "python -m common.accelerator launch --config_file 03_accelerate/two_processes.yaml 04_trainer/train.py": LITTLE,
     "python -m common.accelerator launch --config_file 03_accelerate/fsdp_two_processes.yaml"
     " 03_accelerate/train.py": LITTLE,

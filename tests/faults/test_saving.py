@@ -42,13 +42,12 @@ def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, process
     assert len(list(tmp_path.glob("**/manifest.json"))) == 2  # The two newest of four stay.
 
 
-@pytest.mark.parametrize("level", CHECKPOINTING)
 @pytest.mark.parametrize(
-    "before, step",  # Two epochs have 10 steps.
+    "level, before, step",  # Two epochs have 10 steps.
     [
-        pytest.param(FSDP, 7, marks=SLOW),
-        *(pytest.param(FSDP, step, marks=pytest.mark.long) for step in (4, 6, 10)),
-        pytest.param({}, 6, marks=SLOW),
+        pytest.param("03_accelerate/train_full", {}, 6, marks=SLOW),
+        pytest.param("04_trainer/train_full", FSDP, 7, marks=SLOW),
+        *(pytest.param("03_accelerate/train_full", FSDP, step, marks=pytest.mark.long) for step in (4, 6, 10)),
     ],
 )
 def test_killed_on_two_processes_it_goes_on_with_any_number(level, before, step, tmp_path):

@@ -24,7 +24,7 @@ def settings_of_this_process_stay(monkeypatch, one_thread):
     monkeypatch.setattr(program, "prepare_main_process", lambda quick: None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_suite_shows_its_rows_and_writes_its_record_and_picture(tmp_path, capsys, settings_of_this_process_stay):
     program.main(["overhead", "--quick", "--record", str(tmp_path)])
     assert (tmp_path / "overhead.png").exists()
