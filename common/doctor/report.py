@@ -3,11 +3,9 @@
 import textwrap
 
 from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks import OF_HEALTH, ONLY_YOU_CAN_SEE
+from common.doctor.checks import END, OF_HEALTH, ONLY_YOU_CAN_SEE
 from common.doctor.record import Record
 from common.pitfalls import title
-
-WIDTH = 118
 
 
 def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
@@ -33,6 +31,9 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
     text.append(_verdict(answers, records))
     right = [topic for topic, answer in answers.items() if isinstance(answer, Right)]
     others = [f"{topic} ({answer.reason})" for topic, answer in answers.items() if isinstance(answer, NotExamined)]
+    has_trained = any(record.steps for record in records)
+    if END in findings(answers) and not has_trained and not has_failed(answers, records):
+        others = ["all the rest, because no optimizer step was seen before the end"]
     text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
     text += _wrapped(f"Not examined: {', '.join(others) or 'nothing'}.")
     text += _wrapped(f"Only you can see: {', '.join(ONLY_YOU_CAN_SEE)} (`python -m common.pitfalls NAME` shows each).")
@@ -59,4 +60,4 @@ def _verdict(answers: dict[str, Answer], records: list[Record]) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    return textwrap.wrap(text, width=118, subsequent_indent="    ", break_on_hyphens=False)

@@ -311,7 +311,10 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
     alone = Record(0, end=End("finished"), last_printed="no training")
     assert checks.why_nothing_was_examined([alone, alone]).endswith("; it printed last: no training")
     for end_of_another in (STOPPED, End("crash", "ValueError")):
-        assert checks.why_nothing_was_examined([alone, Record(1, end=end_of_another)]) is None
+        records = [alone, Record(1, end=end_of_another)]
+        assert checks.why_nothing_was_examined(records) is None
+        text = "\n".join(report.lines(checks.ask_all(records), records))
+        assert "Not examined: all the rest, because no optimizer step was seen before the end.\n" in text
 
 
 def test_the_headline_says_how_many_samples_the_ranks_have_read_first():
