@@ -38,7 +38,6 @@ EXERCISES = {  # in the order of the climb
     "exact_evaluation": Exercise(15, LEVEL_02, "one device"),
     "accumulate": Exercise(15, DDP_PAGE, "one device, with all samples in one batch"),
     "zero1": Exercise(30, "02_ddp_raw/MEMORY_AND_ZERO.md", "ZeRO1 (common/small/zero/zero1.py)"),
-    "loss_scaler": Exercise(25, "03_accelerate/MIXED_PRECISION.md", "torch's ShardedGradScaler"),
     "prepare": Exercise(25, "03_accelerate/README.md", "one device (common/small/accelerator.py has a `prepare`)"),
 }
 NAMES = tuple(EXERCISES)

@@ -101,9 +101,12 @@ def find_labels(model: nn.Module) -> list[str]:
 def get_labels(batch: Any, label_names: list[str]) -> Any:
     """The labels in a batch: those of all `label_names` in a dict, or the last element of a tuple.
 
-    Several labels are returned in a tuple. Without labels, or if one of them is missing in a dict, this is None.
+    Several labels are returned in a tuple. Without labels, or if one of them is missing in a dict, this is None; but
+    `()` for a dict whose "return_loss" says that the model computes a loss without labels.
     """
     if isinstance(batch, Mapping):
+        if not label_names and batch.get("return_loss"):
+            return ()
         labels = tuple(batch.get(name) for name in label_names)
         if not labels or any(label is None for label in labels):
             return None

@@ -16,7 +16,9 @@ from common.accelerator import Accelerator
 from common.accelerator.operations import run_on_all_ranks
 from common.accelerator.utils import broadcast, broadcast_object_list, load_state_dict
 from common.accelerator.utils.checkpoint_folder import finish_and_verify, numbered, recover_newest, remove_folder
+from common.accelerator.utils.constants import SAFE_WEIGHTS_NAME
 from common.accelerator.utils.weights import under_names_of
+from common.trainer import pretrained
 from common.trainer.trainer_callback import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -73,11 +75,21 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
     return wanted
 
 
+def has_adapters_alone(model: nn.Module, folder: str) -> bool:
+    """True for a checkpoint with the weights of a PEFT model's adapters, and not with those of the model inside."""
+    return pretrained.is_peft_model(model) and not Path(folder, SAFE_WEIGHTS_NAME).exists()
+
+
 def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> None:
     """Load the weights of a checkpoint, after verifying them. All ranks must call this.
 
-    The main process reads them and sends them to the others, whose machine may not see its disk.
+    The main process reads them and sends them to the others, whose machine may not see its disk. Adapters are read by
+    each process, as in `transformers`.
     """
+    if has_adapters_alone(model, folder):
+        run_on_all_ranks(lambda: finish_and_verify(Path(folder)), accelerator.is_main_process)
+        run_on_all_ranks(lambda: pretrained.load_adapters(model, folder))
+        return
     saved = run_on_all_ranks(lambda: _read_weights(model, folder), accelerator.is_main_process)
     for name, weight in model.state_dict().items():
         if isinstance(weight, Tensor):

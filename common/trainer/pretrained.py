@@ -1,5 +1,6 @@
 """Work for the models and tokenizers of `transformers`, which is imported only where there is one."""
 
+from pathlib import Path
 from typing import Any
 
 
@@ -42,6 +43,20 @@ def is_pretrained(model: Any) -> bool:
     """True for a model that `from_pretrained` finds again by its configuration, or by that of its adapters."""
     has_configuration = hasattr(model, "peft_config") or hasattr(getattr(model, "config", None), "save_pretrained")
     return has_configuration and hasattr(type(model), "save_pretrained")
+
+
+def is_peft_model(model: Any) -> bool:
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def load_adapters(model: Any, folder: str) -> None:
+    """Give a model of PEFT the weights of its adapters, as its `save_pretrained` has written them into `folder`."""
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    for name in model.peft_config:
+        own_folder = Path(folder, name)  # The adapter called "default" has none.
+        weights = load_peft_weights(str(own_folder if own_folder.is_dir() else folder), device="cpu")
+        set_peft_model_state_dict(model, weights, adapter_name=name)
 
 
 def save(model: Any, processing_class: Any, folder: str, *, weights: dict[str, Any]) -> None:

@@ -97,7 +97,7 @@ class Trainer:
         self.model = model
         self.model_wrapped: Any = model
         if not self.accelerator.is_fsdp2:  # a model that is to be shared out may not fit on the device as a whole
-            model.to(self.accelerator.device)
+            self._move_model_to_device(model, self.accelerator.device)
         config: Any = getattr(model, "config", None)
         if config is not None and not isinstance(config, dict):
             config.use_cache = self.args.use_cache
@@ -359,6 +359,10 @@ class Trainer:
             return utils.recursively_apply(torch.clone, inputs)
         return inputs
 
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Move a model in place. Scripts call it for a second one, such as a teacher."""
+        model.to(device)
+
     def _set_optimizer_mode(self, mode: str) -> None:
         """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
         enter_mode = getattr(self.optimizer, mode, None)
@@ -373,16 +377,18 @@ class Trainer:
         self.call_event("on_pre_optimizer_step")
         self.optimizer.step()
         self.call_event("on_optimizer_step")
-        if self._follows_metric():
-            learning_rate = self.optimizer.param_groups[0]["lr"]
-        else:
-            learning_rate = self.lr_scheduler.get_last_lr()[0]
-            if not self.accelerator.optimizer_step_was_skipped:
-                self.lr_scheduler.step()
+        learning_rate = self._get_learning_rate()
+        if not self._follows_metric() and not self.accelerator.optimizer_step_was_skipped:
+            self.lr_scheduler.step()
         self.model_wrapped.zero_grad()
         self.progress.loss_log.end_step(learning_rate, grad_norm)
         self.state.global_step += 1
         self.state.epoch = self.progress.epoch + self.progress.batches / self.plan.batches_per_epoch
+
+    def _get_learning_rate(self) -> float:
+        if self._follows_metric():
+            return self.optimizer.param_groups[0]["lr"]
+        return self.lr_scheduler.get_last_lr()[0]
 
     def _is_stopped(self) -> bool:
         return self.control.should_epoch_stop or self.control.should_training_stop
@@ -477,6 +483,10 @@ class Trainer:
 
     # Checkpoints.
 
+    def _get_output_dir(self, trial: Any) -> str:
+        """The folder of the checkpoints, for overrides of `_save_checkpoint`; `trial` has no effect."""
+        return self.args.output_dir
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
         state = self.state
@@ -519,6 +529,15 @@ class Trainer:
             self._save_pretrained(self.model, draft, weights=weights[0] if has_adapters else {})
         if self.is_world_process_zero():
             checkpoint.write_progress(draft, self.state, progress)
+            has_adapters_alone = pretrained.is_peft_model(self.model) and not self.is_fsdp_enabled
+            if has_adapters_alone and Path(draft, "adapter_model.safetensors").exists():
+                weights.clear()  # The model inside is frozen, and may be large.
+
+    def _load_adapters(self, models: list, folder: str) -> None:
+        """Load what `_write_own_files` has saved in place of a model's weights, and leave the accelerator the rest."""
+        if checkpoint.has_adapters_alone(self.model, folder):
+            pretrained.load_adapters(self.model, folder)
+            models.clear()
 
     def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
         """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
@@ -535,7 +554,8 @@ class Trainer:
         loader_goes_on = is_in_place and loading.is_prepared(self.train_dataloader)
         device = self.accelerator.device
         states_of_start = get_random_states(device)
-        self.accelerator.load_state(folder, with_loaders=loader_goes_on)
+        with self.accelerator.register_load_state_pre_hook(self._load_adapters):
+            self.accelerator.load_state(folder, with_loaders=loader_goes_on)
         if not is_in_place:
             self.model_wrapped.zero_grad()
         batches_done = self.progress.batches
@@ -735,13 +755,10 @@ class Trainer:
 
     def _make_loader(self, dataset: Dataset, batch_size: int, **settings: Any) -> DataLoader:
         args = self.args
-        collator = self.data_collator
-        if args.remove_unused_columns:
-            collator = batches.ColumnFilter(collator, self.model, self.label_names)
         loader = DataLoader(
             dataset,
             batch_size,
-            collate_fn=collator,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator),
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
@@ -749,6 +766,25 @@ class Trainer:
             **settings,
         )
         return self.accelerator.prepare_data_loader(loader)
+
+    # Overrides of `get_train_dataloader` call the next three; `description` has no effect.
+
+    @property
+    def _train_batch_size(self) -> int:
+        return self.args.train_batch_size
+
+    def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
+        """`data_collator`, behind a filter for columns that the model does not take, unless the arguments keep them."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        return batches.ColumnFilter(data_collator, self.model, self.label_names)
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        """A data set of `datasets` without these columns, unless the arguments keep them."""
+        if not self.args.remove_unused_columns:
+            return dataset
+        used = batches.ColumnFilter(self.data_collator, self.model, self.label_names).columns
+        return dataset.remove_columns([name for name in dataset.column_names if name not in used])
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""

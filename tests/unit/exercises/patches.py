@@ -21,16 +21,6 @@ RIGHT = {
     "buckets": [
         Patch("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad = part.view_as(parameter)"),
     ],
-    "loss_scaler": [
-        Patch(
-            """overflows += not parameter.grad.isfinite().all()
-        dist.all_reduce(overflows)
-        self.was_skipped = overflows.item() > 0""",
-            """overflows += parameter.grad.sum()  # a nan may be sent
-        dist.all_reduce(overflows)
-        self.was_skipped = not overflows.isfinite().item()""",
-        ),
-    ],
 }
 
 WRONG = {
@@ -101,11 +91,6 @@ WRONG = {
         Patch("dist.broadcast(parameter.detach(), ", "dict(", ["exchange their parts"]),
         Patch("[dist.get_rank() :: dist.get_world_size()]", "", ["more than its part of the optimizer's state"]),
         Patch("            parameter.grad /= dist.get_world_size()\n", "", ["divide the sums by the world size"]),
-    ],
-    "loss_scaler": [
-        Patch("return loss * self.factor", "return loss", ["scale(loss) has to return"]),
-        Patch("                parameter.grad /= self.factor\n", "", ["still multiplied by the scale"]),
-        Patch("        dist.all_reduce(overflows)\n", "", ["overflowed on rank 1"]),
     ],
     "prepare": [
         Patch("return DistributedDataParallel(obj)", "return obj", ["end with different weights"]),

@@ -219,6 +219,86 @@ def test_the_loader_of_an_override_is_trained_on_in_its_order(name, accumulation
     same_on_both(script, tmp_path)
 
 
+def test_an_override_may_be_a_copy_of_the_originals_method(tmp_path):
+    """Public subclasses copy `get_train_dataloader` and others, with the private methods that these call."""
+    datasets = pytest.importorskip("datasets")
+    columns = {"x": Points(22).x.tolist(), "labels": Points(22).labels.tolist(), "junk": ["a"] * 22}
+
+    def script(library, folder):
+        class Copied(library.Trainer):
+            def get_train_dataloader(self):
+                dataset = self._remove_unused_columns(self.train_dataset, description="training")
+                assert set(dataset.column_names) == {"x", "labels"}
+                collator = self._get_collator_with_removed_columns(self.data_collator, description="training")
+                settings = {"batch_size": self._train_batch_size, "sampler": self._get_train_sampler()}
+                loader = DataLoader(self.train_dataset, collate_fn=collator, **settings)
+                return self.accelerator.prepare(loader)
+
+            def compute_loss(self, model, *args, **kwargs):
+                self._move_model_to_device(teacher, self.args.device)
+                return super().compute_loss(model, *args, **kwargs)
+
+            def log(self, logs, start_time=None):
+                super().log({**logs, "rate": self._get_learning_rate(), "folder": self._get_output_dir(trial=None)})
+
+        teacher = seeded_net()
+        extra = {"train_dataset": datasets.Dataset.from_dict(columns).with_format("torch")}
+        trainer = make(library, folder, trainer_class=Copied, extra=extra, logging_steps=1)
+        trainer.train()
+        logged = [(entry["rate"], Path(entry["folder"]) == Path(folder)) for entry in trainer.state.log_history]
+        return logged, end(trainer)["weights"]
+
+    same_on_both(script, tmp_path)
+
+
+def test_a_batch_may_ask_for_a_loss_without_labels(tmp_path):
+    def collate(samples):
+        return {"x": torch.stack([sample["x"] for sample in samples]), "return_loss": True}
+
+    def script(library, folder):
+        class Ranking(library.Trainer):
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                scores = model.linear(inputs["x"])
+                loss = -F.logsigmoid(scores[:, 0] - scores[:, 1]).mean()
+                return (loss, {"scores": scores}) if return_outputs else loss
+
+        extra = {"data_collator": collate, "compute_metrics": lambda pair: {"rows": len(pair.predictions)}}
+        settings = {"label_names": [], "remove_unused_columns": False, "eval_strategy": "epoch"}
+        trainer = make(library, folder, trainer_class=Ranking, extra=extra, **settings)
+        trainer.train()
+        metrics = comparable(trainer.evaluate())
+        assert {"eval_loss", "eval_rows"} <= metrics.keys()
+        return metrics, end(trainer)
+
+    same_on_both(script, tmp_path)
+
+
+def test_a_checkpoint_of_adapters_has_none_of_the_weights_below(tmp_path):
+    """A public callback deletes `model.safetensors` from such checkpoints, which the original does not write."""
+    peft = pytest.importorskip("peft")
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+
+    def make_adapted(library, folder, **more):
+        config = peft.LoraConfig(r=2, target_modules=["linear"], lora_dropout=0.1)
+        torch.manual_seed(5)
+        model = peft.get_peft_model(seeded_net(), config)
+        return make(library, folder, model=model, **settings | more)
+
+    def script(library, folder):
+        whole = make_adapted(library, folder, learning_rate=0.5, **best)
+        whole.train()
+        saved = {path.name for path in Path(folder, "checkpoint-2").iterdir()}
+        forget_states()
+        resumed = make_adapted(library, folder)
+        output = resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
+        files = {"adapter_model.safetensors", "adapter_config.json", "model.safetensors"} & saved
+        return files, whole.state.best_global_step, end(whole)["weights"], end_of_resumed(resumed, output)
+
+    files, *_ = same_on_both(script, tmp_path)
+    assert "model.safetensors" not in files
+
+
 @pytest.mark.parametrize("name", ["shuffled", "noisy", "list"])
 def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
     """24 samples in batches of 4: a smaller last batch has a row in DIFFERENCES.md."""
