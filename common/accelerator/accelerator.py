@@ -350,6 +350,10 @@ class Accelerator:
         self.step = 0
         return release_memory(*objects)
 
+    def clear(self, *objects: Any) -> list[None]:
+        """`free_memory` by another name."""
+        return self.free_memory(*objects)
+
     def forget_loader(self, prepared: DataLoader) -> None:
         """Leave a prepared loader out of checkpoints."""
         self._dataloaders = [loader for loader in self._dataloaders if loader is not prepared]
@@ -519,6 +523,14 @@ class Accelerator:
         for optimizer in self._optimizers:
             if any(id(parameter) in wanted for parameter in optimizer.parameters()):
                 optimizer.unscale()
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Take the scale of the loss off the gradients of an optimizer, a list of them, or all (fp16)."""
+        if optimizer is None:
+            optimizer = self._optimizers
+        optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+        for each in optimizers:
+            each.unscale()
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -891,6 +903,14 @@ class Accelerator:
     @even_batches.setter
     def even_batches(self, even_batches: bool) -> None:
         self.dataloader_config.even_batches = even_batches
+
+    @property
+    def split_batches(self) -> bool:
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        return self.dataloader_config.dispatch_batches
 
     @property
     def project_dir(self) -> str | os.PathLike | None:

@@ -51,8 +51,10 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
             raise RuntimeError(f"{present}: evaluate with even_batches=True")
         same_rows = len(set(short_step.rows)) == 1
         # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
-        # may yield short batches before. They repeat nothing, so nothing is cut there.
-        if loader.end_of_dataloader or short_step.num_real_all_ranks < sum(short_step.rows):
+        # may yield short batches before, or batches of any size. They repeat nothing, so nothing is cut there.
+        repeats_samples = short_step.num_real_all_ranks < sum(short_step.rows)
+        is_last_of_known_size = loader.end_of_dataloader and loader.total_batch_size is not None
+        if repeats_samples or is_last_of_known_size:
             num_real = short_step.num_real_all_ranks
 
     if use_gather_object:

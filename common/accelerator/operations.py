@@ -16,7 +16,7 @@ On nccl nothing is compared: `exchange.py` says why, and what happens there if t
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import update_wrapper, wraps
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from common.nested import NamedLeaf, SortedLeaves, map_nested
+from common.nested import NamedLeaf, SortedLeaves, honor_type, map_nested
 from common.process_group import all_gather_object
 
 from .exchange import as_bytes, broadcast_bytes, compare, describe, exchange, exchange_each, from_bytes, is_dense
@@ -87,6 +87,39 @@ def _has_to(data: Any) -> bool:
 def listify(data: Any) -> Any:
     """Nested `data` with numbers, or lists of numbers, in place of each tensor."""
     return recursively_apply(torch.Tensor.tolist, data)
+
+
+def find_batch_size(data: Any) -> int:
+    """Rows of the first tensor in nested `data`.
+
+    Raises:
+        ValueError: if `data`, or what comes first in it, is empty.
+        TypeError: if something else than a tensor comes first.
+    """
+    if isinstance(data, Mapping):
+        return find_batch_size(list(data.values()))
+    if isinstance(data, (tuple, list)):
+        if not data:
+            raise ValueError(f"Cannot find the batch size from empty {type(data)}.")
+        return find_batch_size(data[0])
+    if not isinstance(data, torch.Tensor):
+        raise TypeError(f"Can only find the batch size of tensors but got {type(data)}.")
+    return data.shape[0]
+
+
+def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
+    """Nested tensors of one structure, joined along `dim`; a TypeError for something else, unless it is alone."""
+    first = data[0]
+    if isinstance(first, (tuple, list)):
+        return honor_type(first, (concatenate(entries, dim) for entries in zip(*data, strict=True)))
+    if isinstance(first, Mapping):
+        mapping: Any = type(first)
+        return mapping({key: concatenate([each[key] for each in data], dim) for key in first})
+    if isinstance(first, torch.Tensor):
+        return torch.cat(tuple(data), dim=dim)
+    if len(data) > 1:
+        raise TypeError(f"Can only concatenate tensors but got {type(first)}")
+    return first
 
 
 def convert_to_fp32(tensor: Any) -> Any:

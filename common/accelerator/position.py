@@ -98,6 +98,7 @@ class Progress:
 
     Attributes:
         epoch: the one that the next pass visits.
+        epoch_is_set: True if the script has called `set_epoch`.
         prepared_skip: steps that the loader leaves out as it was prepared, after `skip_first_batches` of a stream. What
             `skip_first_batches` makes of a prepared loader leaves out more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
@@ -106,6 +107,7 @@ class Progress:
     """
 
     epoch: int = 0
+    epoch_is_set: bool = False
     prepared_skip: int = 0
     passes: list[Pass] = field(default_factory=list)
     epoch_is_open: bool = False

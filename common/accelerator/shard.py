@@ -246,12 +246,28 @@ class DataLoaderShard(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Outside of a loop: make the next pass visit `epoch`, from where a loaded checkpoint stopped in it, if any."""
         self.iteration = epoch
+        self.progress.epoch_is_set = True
         self._tell_epoch(epoch)
 
     def _tell_epoch(self, epoch: int) -> None:
-        for part in (self.dataset, *self.samplers):
+        told = [self.dataset, *self.samplers] if self.progress.epoch_is_set else self._told_by_original
+        for part in told:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
+
+    @property
+    def _told_by_original(self) -> list:
+        """Those that the original tells the epoch when a pass begins. A script may tell another one to the others."""
+        index_sampler: Any = index_sampler_of(self)
+        told: list[Any] = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
+        if self.skip_batches > self.progress.prepared_skip:
+            inner = index_sampler  # In the original it is within a SkipBatchSampler.
+        else:
+            told += [index_sampler, getattr(index_sampler, "sampler", None)]
+            inner = getattr(index_sampler, "batch_sampler", None)
+        inner_sampler = getattr(inner, "sampler", None)
+        told.append(inner_sampler if hasattr(inner_sampler, "set_epoch") else self.dataset)
+        return told
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader, and its workers are its own.

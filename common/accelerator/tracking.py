@@ -154,6 +154,11 @@ class TensorBoardTracker(GeneralTracker):
                 warnings.warn(f"tensorboard cannot log {name!r} of {type(value)}: it is skipped", stacklevel=3)
         self.writer.flush()
 
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Show batches of images, (n, 3, height, width) or as `kwargs` of `add_images` say."""
+        for name, images in values.items():
+            self.writer.add_images(name, images, global_step=step, **kwargs)
+
     def finish(self) -> None:
         self.writer.close()
 

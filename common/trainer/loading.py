@@ -69,7 +69,7 @@ def length_of(data: Any) -> int | None:
 def samples_per_batch(loader: Any, num_processes: int) -> int:
     """Samples of all ranks in a micro-batch; a loader of an override that does not say it counts one for each rank."""
     if is_prepared(loader):
-        return loader.total_batch_size
+        return loader.total_batch_size or num_processes
     return (getattr(loader, "batch_size", None) or 1) * num_processes
 
 

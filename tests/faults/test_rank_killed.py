@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.launch import free_port
 from common.weights import max_weight_difference
-from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, resumed_at, run_to_end, script, torchrun
+from tests.jobs import ON_LINUX, job, launcher, newest_checkpoint, resumed_at, script, torchrun
 from tests.levels import FULL, run_on_ranks
 
 pytestmark = ON_LINUX
@@ -62,29 +61,3 @@ def test_ranks_with_checkpoints_save_before_they_end_with_a_torchrun_that_is_kil
         run.processes[0].kill()
         assert run.end(60) == [-signal.SIGKILL]
         assert "stopped at step" in run.out, run.err
-
-
-@pytest.mark.long
-def test_a_job_grows_by_a_machine(tmp_path):
-    """A change of membership: torchrun stops the healthy ranks and starts them anew, more of them this time.
-
-    torch 2.15's agents share a store and tell its address only once: without the variable a newcomer waits in vain.
-    """
-    renewed = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    exact = [*TWO_EPOCHS, "--no-dropout", "--dtype", "float64"]
-    flags = [*exact, *checkpointing(tmp_path), "--save", str(tmp_path / "grown.pt")]
-    rendezvous = ["--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-id", "grows", "--local-addr", "127.0.0.1"]
-    rendezvous += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-conf", "last_call_timeout=1"]
-    command = torchrun(script(FULL), *flags, processes=1, rendezvous=rendezvous)
-    with job(command, **renewed) as first:
-        first.wait_for(lambda: newest_checkpoint(tmp_path) >= 10)
-        with job(command, **renewed) as second:
-            assert first.end() == [0], first.err + second.err
-            assert second.end() == [0], second.err
-            assert f"{FULL}: 2 × gloo" in first.out + second.out
-            assert resumed_at(first.out + second.out)
-    done = run_to_end(torchrun(script("03_accelerate"), *exact, "--save", str(tmp_path / "w.pt"), processes=1))
-    assert done.returncode == 0, done.stderr
-    ends = [torch.load(tmp_path / name, weights_only=True) for name in ("grown.pt", "w.pt")]
-    # Two processes add up in another order than one. With equal bits the job would not have grown.
-    assert 0 < max_weight_difference(*ends) <= 1e-9

@@ -19,9 +19,7 @@ LONG = pytest.mark.long
     [
         pytest.param("01_data_parallel", None, marks=SLOW),
         pytest.param("02_ddp_raw", 2, marks=SLOW),
-        pytest.param("03_accelerate", None, marks=LONG),
         pytest.param("03_accelerate", 2, marks=LONG),
-        pytest.param("04_trainer", None, marks=LONG),
         pytest.param("04_trainer", 2, marks=LONG),
     ],
 )

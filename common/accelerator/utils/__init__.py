@@ -30,14 +30,17 @@ from .imports import (
     is_fp16_available,
     is_peft_available,
     is_tensorboard_available,
+    is_wandb_available,
 )
 from .memory import clear_device_cache, find_executable_batch_size, release_memory, should_reduce_batch_size
 from .modeling import is_peft_model, load_checkpoint_in_model, load_state_dict
 from .operations import (
     broadcast,
     broadcast_object_list,
+    concatenate,
     convert_outputs_to_fp32,
     convert_to_fp32,
+    find_batch_size,
     gather,
     gather_for_metrics,
     gather_object,

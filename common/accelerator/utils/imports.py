@@ -17,6 +17,10 @@ def is_tensorboard_available() -> bool:
     return _is_installed("tensorboard")
 
 
+def is_wandb_available() -> bool:
+    return _is_installed("wandb")
+
+
 def is_peft_available() -> bool:
     return _is_installed("peft")
 

@@ -146,6 +146,30 @@ def test_epochs_reach_samplers_and_datasets_that_ask_for_them(how):
     assert gathered([rest]) == [7000 + number for number in seeded_order(4, 6, 7)[1:]]
 
 
+class OrderOfEpoch(Sampler):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(BatchSampler(seeded_order(8, 0, self.epoch), 2, drop_last=False))
+
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.parametrize(("world", "skipped"), [(2, 0), (1, 1), (2, 1)])
+def test_an_epoch_that_the_script_tells_its_own_batch_sampler_stays(world, skipped):
+    mine = OrderOfEpoch()
+    loaders = played_loaders(world, lambda: DataLoader(Numbers(8), batch_sampler=mine))
+    for epoch in (2, 3):
+        mine.set_epoch(epoch)
+        rests = [skip_first_batches(loader, skipped) for loader in loaders]
+        assert gathered(rests) == seeded_order(8, 0, epoch)[2 * world * skipped :]
+    for loader in loaders:
+        loader.set_epoch(7)
+    assert gathered(loaders) == seeded_order(8, 0, 7)
+
+
 class OfUnknownLength(Numbers):
     def __len__(self):
         raise NotImplementedError

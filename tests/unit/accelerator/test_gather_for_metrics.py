@@ -76,6 +76,20 @@ def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(n, ba
         assert texts == [f"sample {i}" for i in range(n)] and numbers == [(i, i) for i in range(n)]
 
 
+def gather_padded_batches(accelerator):
+    loader = DataLoader(torch.arange(8), batch_sampler=[[0], [1, 2, 3], [4, 5], [6, 7]])
+    gathered = []
+    for batch in accelerator.prepare(loader):
+        padded = accelerator.pad_across_processes(batch, pad_index=-1)
+        gathered.append(accelerator.gather_for_metrics(padded.repeat_interleave(2)).tolist())
+    return gathered
+
+
+def test_batches_of_any_size_that_repeat_nothing_are_gathered_whole():
+    for first, last in on_ranks(2, gather_padded_batches):
+        assert first == [0, 0, -1, -1, -1, -1, 1, 1, 2, 2, 3, 3] and last == [4, 4, 5, 5, 6, 6, 7, 7]
+
+
 def gather_parts_of_a_stream(accelerator):
     loader = DataLoader(StreamOfWorkers(range(10)), batch_size=2, num_workers=2, multiprocessing_context="fork")
     return [accelerator.gather_for_metrics(batch).tolist() for batch in accelerator.prepare(loader)]

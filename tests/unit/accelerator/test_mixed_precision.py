@@ -195,6 +195,17 @@ def test_clipping_twice_and_several_optimizers(is_scaled):
         assert_steps_in_float32(model, seed, steps=2, max_norm=0.2)
 
 
+@pytest.mark.parametrize("names_optimizer", [True, False])
+def test_a_script_may_unscale_gradients_and_clip_them_by_torch(names_optimizer):
+    accelerator = fp16()
+    model, optimizer = prepare(accelerator)
+    accelerator.backward(loss_of(model))
+    accelerator.unscale_gradients(optimizer if names_optimizer else None)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+    optimizer.step()
+    assert_steps_in_float32(model, max_norm=0.2)
+
+
 def test_gradients_may_be_dropped_after_clipping():
     # A script that leaves a step out, for instance because the norm is too large, and clears with the model's method.
     accelerator = fp16()

@@ -53,6 +53,7 @@ STRUCTURES = [
     [
         "listify",
         "convert_to_fp32",
+        "find_batch_size",
         "is_torch_tensor",
         "is_namedtuple",
         "gather",
@@ -74,6 +75,9 @@ def test_each_operation_of_one_process_gives_what_accelerates_gives(name, utils_
         ("send_to_device", [Encoding(x=Items([torch.ones(1)]), stays=1), "cpu"], {"skip_keys": ["x"]}),
         ("recursively_apply", [torch.neg, ["text"]], {"error_on_other_type": True}),
         ("recursively_apply", [torch.neg, {"x": (torch.ones(1), "text")}], {}),
+        ("concatenate", [[{"x": (torch.ones(1, 2), torch.zeros(1, 3))}] * 2], {"dim": 1}),
+        ("concatenate", [["a", "b"]], {}),
+        ("concatenate", [["a"]], {}),
     ],
 )
 def test_structures_are_mapped_as_in_accelerate(name, args, kwargs, utils_of_both):

@@ -93,10 +93,11 @@ def test_tensorboard_writes_the_events_of_accelerates(tmp_path):
         tracker.start()
         tracker.store_init_configuration({"lr": 0.1, "layers": 3, "name": "net", "on": True, "resume": None})
         tracker.log({"loss": torch.tensor(0.5), "epoch": 1, "note": "text", "both": {"train": 2, "eval": 3}}, step=7)
+        tracker.log_images({"images": numpy.ones((1, 3, 4, 4))}, step=7)
         assert type(tracker.tracker).__name__ == "SummaryWriter"
         tracker.finish()
         events = event_accumulator.EventAccumulator(str(tmp_path / name)).Reload()
-        assert events.Tags()["tensors"] == ["note/text_summary"]
+        assert events.Tags()["tensors"] == ["note/text_summary"] and events.Tags()["images"] == ["images"]
         found.append({tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]})
         both = event_accumulator.EventAccumulator(str(tmp_path / name / "both_eval")).Reload()
         found[-1]["eval"] = [(e.step, e.value) for e in both.Scalars("both")]

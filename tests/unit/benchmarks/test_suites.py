@@ -24,21 +24,6 @@ def settings_of_this_process_stay(monkeypatch, one_thread):
     monkeypatch.setattr(program, "prepare_main_process", lambda quick: None)
 
 
-@pytest.mark.long
-def test_a_suite_shows_its_rows_and_writes_its_record_and_picture(tmp_path, capsys, settings_of_this_process_stay):
-    program.main(["overhead", "--quick", "--record", str(tmp_path)])
-    assert (tmp_path / "overhead.png").exists()
-    record = json.loads((tmp_path / "overhead.json").read_text())
-    assert list(record) == ["suite", "machine", "began", "ended", "groups"]
-    assert set(record["began"]) == {"commit", "command", "date", "load"}
-    assert record["ended"]["date"] >= record["began"]["date"]
-    (group,) = record["groups"]
-    assert overhead.RAW in group["rows"] and {"common.accelerator", "common.trainer"} <= set(group["rows"])
-    printed = capsys.readouterr().out
-    assert all(f"\n  {row} " in printed for row in group["rows"])
-    assert f"Written to {tmp_path}: overhead.json, overhead.png" in printed
-
-
 def test_a_suite_that_cannot_be_measured_is_named_and_the_next_one_runs(
     tmp_path, capsys, monkeypatch, settings_of_this_process_stay
 ):

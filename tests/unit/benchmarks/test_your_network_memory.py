@@ -231,30 +231,3 @@ def build(): return Keys(4, 5)
 )
 def test_a_network_that_cannot_train_as_it_was_asked_is_one_line(change, flags, message, write_network, capsys):
     assert message in refusal(capsys, write_network(LINEAR + change), *flags.split())
-
-
-def test_a_strategy_that_cannot_take_the_network_says_why_in_its_row(write_network, capsys):
-    """A score for each pair of samples is none for DataParallel, and a scalar parameter none for fully_shard."""
-    spec = write_network(
-        "class Pairs(nn.Linear):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(8, 8)\n"
-        "        self.log_scale = nn.Parameter(torch.tensor(1.0))\n"
-        "    def forward(self, inputs):\n"
-        "        rows = super().forward(inputs)\n"
-        "        return self.log_scale.exp() * rows @ rows.T\n"
-        "def build(): return Pairs()\n"
-        "def batch(n): return torch.randn(n, 8), torch.arange(n)\n"
-        "def loss(logits, targets): return F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)\n"
-    )
-    rows = program.main(["memory", spec, "--batch", "8", "--devices", "2", "--gib", "1"])
-    printed = capsys.readouterr().out
-    assert [row.setting.name for row in rows] == ["one device", "DDP, 2", "ZeRO-1, 2"]
-    (ddp,) = [line.split() for line in printed.splitlines() if line.startswith("DDP, 2")]
-    assert ddp[-2] == "–"  # rank 0 stands for all
-    failures = " ".join(printed.split())
-    assert "DataParallel, 2: the loss of mine:build failed: ValueError" in failures
-    assert "input batch_size (2) to match target batch_size (4)" in failures
-    for strategy in ("ZeRO-2", "ZeRO-3 / FSDP"):
-        assert f"{strategy}, 2: {strategy} cannot wrap mine:build: ValueError: fully_shard" in failures
-    assert max(map(len, printed.splitlines())) <= 80

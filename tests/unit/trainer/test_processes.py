@@ -205,6 +205,7 @@ def test_ranks_train_together_after_an_evaluation(tmp_path):
 
 RETURNED = {
     "whole": lambda rank: DataLoader(Points(48), 4, shuffle=True),
+    "without a size": lambda rank: DataLoader(Points(48), batch_sampler=torch.randperm(48).view(12, 4).tolist()),
     "dealt out": lambda rank: DataLoader(Points(48), 4, sampler=DistributedSampler(Points(48), 2, rank)),
 }
 
