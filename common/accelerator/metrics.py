@@ -27,7 +27,7 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         structure, of each value    {"x": tensor([0])}  {"x": tensor([1])}  {"x": tensor([0, 1])}
 
     A structure is a mapping, a namedtuple, or a list or tuple with tensors. In the last step tensors and lists are cut
-    to the number of samples, a gathered loss too.
+    to the number of samples, a gathered loss too. In a single process nothing is cut beside a scalar tensor.
 
     Each call is a collective, and gives every process the results of all. A metric that is a sum over samples (a loss,
     correct predictions) needs less: each process adds up its own samples, and one `reduce` at the end adds these sums.
@@ -61,6 +61,8 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         return _first_rows(_gather_entries(data), num_real)
     structure = SortedLeaves(data, is_list_of_entries)
     gathered = _gather_values(structure.named, same_rows)
+    if any(isinstance(value, torch.Tensor) and value.ndim == 0 for value in gathered):
+        num_real = None  # In a single process a scalar stays one. As in the original, nothing beside it is cut.
     return structure.replace_sorted(_first_rows(value, num_real) for value in gathered)
 
 

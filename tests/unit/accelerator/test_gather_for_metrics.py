@@ -90,6 +90,15 @@ def test_batches_of_any_size_that_repeat_nothing_are_gathered_whole():
         assert first == [0, 0, -1, -1, -1, -1, 1, 1, 2, 2, 3, 3] and last == [4, 4, 5, 5, 6, 6, 7, 7]
 
 
+def gather_pairs_in_one_process(accelerator):
+    loader = accelerator.prepare(DataLoader(torch.arange(6).view(3, 2), batch_size=2))
+    return [accelerator.gather_for_metrics((torch.tensor(0.5), batch.flatten()))[1].tolist() for batch in loader]
+
+
+def test_nothing_is_cut_beside_a_scalar():
+    assert on_ranks(1, gather_pairs_in_one_process) == [[[0, 1, 2, 3], [4, 5]]]
+
+
 def gather_parts_of_a_stream(accelerator):
     loader = DataLoader(StreamOfWorkers(range(10)), batch_size=2, num_workers=2, multiprocessing_context="fork")
     return [accelerator.gather_for_metrics(batch).tolist() for batch in accelerator.prepare(loader)]

@@ -195,12 +195,12 @@ def test_clipping_twice_and_several_optimizers(is_scaled):
         assert_steps_in_float32(model, seed, steps=2, max_norm=0.2)
 
 
-@pytest.mark.parametrize("names_optimizer", [True, False])
-def test_a_script_may_unscale_gradients_and_clip_them_by_torch(names_optimizer):
+def test_a_script_may_unscale_gradients_and_clip_them_by_torch():
     accelerator = fp16()
     model, optimizer = prepare(accelerator)
     accelerator.backward(loss_of(model))
-    accelerator.unscale_gradients(optimizer if names_optimizer else None)
+    accelerator.unscale_gradients()
+    accelerator.unscale_gradients(optimizer)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
     optimizer.step()
     assert_steps_in_float32(model, max_norm=0.2)
