@@ -157,6 +157,8 @@ def test_argument_remove_unused_columns(tmp_path):
         trainer = make_trainer(tmp_path, remove_unused_columns=removes, extra={"data_collator": list})
         [first, *_] = next(iter(trainer.get_eval_dataloader(Junk(4))))
         assert first.keys() == columns
+        table = SimpleNamespace(column_names=["x", "labels", "junk"], remove_columns=lambda names: names)
+        assert trainer._remove_unused_columns(table) == (["junk"] if removes else table)
 
 
 def test_argument_label_names(tmp_path):
