@@ -351,7 +351,6 @@ class Accelerator:
         return release_memory(*objects)
 
     def clear(self, *objects: Any) -> list[None]:
-        """`free_memory` by another name."""
         return self.free_memory(*objects)
 
     def forget_loader(self, prepared: DataLoader) -> None:
@@ -526,11 +525,10 @@ class Accelerator:
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Take the scale of the loss off the gradients of an optimizer, a list of them, or all (fp16)."""
-        if optimizer is None:
-            optimizer = self._optimizers
-        optimizers = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
-        for each in optimizers:
-            each.unscale()
+        wanted = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
+        for prepared in self._optimizers:
+            if optimizer is None or prepared in wanted or prepared.optimizer in wanted:
+                prepared.unscale()
 
     @property
     def optimizer_step_was_skipped(self) -> bool:

@@ -35,6 +35,8 @@ class DataLoaderDispatcher(DataLoaderShard):
             None takes its rows. What it raises on a process other than the main one is raised there alone.
     """
 
+    _links = 1
+
     def __init__(
         self, dataset: Any, split_batches: bool = False, slice_fn: Callable[..., Any] | None = None, **kwargs: Any
     ) -> None:

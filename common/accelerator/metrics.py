@@ -53,8 +53,7 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
         # may yield short batches before, or batches of any size. They repeat nothing, so nothing is cut there.
         repeats_samples = short_step.num_real_all_ranks < sum(short_step.rows)
-        is_last_of_known_size = loader.end_of_dataloader and loader.total_batch_size is not None
-        if repeats_samples or is_last_of_known_size:
+        if repeats_samples or (loader.end_of_dataloader and loader.total_batch_size is not None):
             num_real = short_step.num_real_all_ranks
 
     if use_gather_object:

@@ -16,7 +16,7 @@ On nccl nothing is compared: `exchange.py` says why, and what happens there if t
 
 import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import update_wrapper, wraps
 from itertools import chain
 from typing import Any
@@ -90,12 +90,7 @@ def listify(data: Any) -> Any:
 
 
 def find_batch_size(data: Any) -> int:
-    """Rows of the first tensor in nested `data`.
-
-    Raises:
-        ValueError: if `data`, or what comes first in it, is empty.
-        TypeError: if something else than a tensor comes first.
-    """
+    """Rows of the first tensor in nested `data`; a ValueError if it is empty, a TypeError for another first leaf."""
     if isinstance(data, Mapping):
         return find_batch_size(list(data.values()))
     if isinstance(data, (tuple, list)):
@@ -107,7 +102,7 @@ def find_batch_size(data: Any) -> int:
     return data.shape[0]
 
 
-def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
+def concatenate(data: Any, dim: int = 0) -> Any:
     """Nested tensors of one structure, joined along `dim`; a TypeError for something else, unless it is alone."""
     first = data[0]
     if isinstance(first, (tuple, list)):
@@ -116,7 +111,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
         mapping: Any = type(first)
         return mapping({key: concatenate([each[key] for each in data], dim) for key in first})
     if isinstance(first, torch.Tensor):
-        return torch.cat(tuple(data), dim=dim)
+        return torch.cat(data, dim=dim)
     if len(data) > 1:
         raise TypeError(f"Can only concatenate tensors but got {type(first)}")
     return first

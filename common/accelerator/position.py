@@ -98,7 +98,7 @@ class Progress:
 
     Attributes:
         epoch: the one that the next pass visits.
-        epoch_is_set: True if the script has called `set_epoch`.
+        epoch_is_set: True if the script has called `set_epoch`, here or in the run that saved the checkpoint.
         prepared_skip: steps that the loader leaves out as it was prepared, after `skip_first_batches` of a stream. What
             `skip_first_batches` makes of a prepared loader leaves out more.
         passes: those that have begun and not ended, perhaps one within another. The current one stands last.
@@ -130,9 +130,10 @@ class Progress:
             return loaded
         return Position(self.epoch)
 
-    def load(self, position: Position, epoch_is_open: bool) -> None:
+    def load(self, position: Position, epoch_is_open: bool, epoch_is_set: bool) -> None:
         self.epoch = position.next_epoch
         self.epoch_is_open = epoch_is_open
+        self.epoch_is_set = self.epoch_is_set or epoch_is_set
         self.loaded = position
 
     def begin_pass(self, skip: int) -> Pass:

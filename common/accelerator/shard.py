@@ -57,7 +57,6 @@ class DataLoaderShard(DataLoader):
                                 every process reads       a DataLoaderDispatcher
                                 default   split_batches   default   split_batches
         total_batch_size        8         4               8         4               samples of a full step
-        _step_size              8         4               8         4               the same, in checkpoints
         batch of a process      4         2               4         2
         batches_read_per_step   1         1               2         1
 
@@ -71,6 +70,9 @@ class DataLoaderShard(DataLoader):
 
     # Batches that a process reads for one step: the main process of a DataLoaderDispatcher reads those of all ranks.
     batches_read_per_step = 1
+    # In the original, a DataLoaderDispatcher looks one link less deep for samplers with a `set_epoch`, and each call of
+    # `skip_first_batches` puts one link before them.
+    _links = 0
 
     def __init__(
         self,
@@ -258,15 +260,19 @@ class DataLoaderShard(DataLoader):
     @property
     def _told_by_original(self) -> list:
         """Those that the original tells the epoch when a pass begins. A script may tell another one to the others."""
-        index_sampler: Any = index_sampler_of(self)
-        told: list[Any] = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
-        if self.skip_batches > self.progress.prepared_skip:
-            inner = index_sampler  # In the original it is within a SkipBatchSampler.
-        else:
-            told += [index_sampler, getattr(index_sampler, "sampler", None)]
-            inner = getattr(index_sampler, "batch_sampler", None)
+        seedable = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
+        told: list[Any] = list(seedable)
+        inner: Any = None
+        if self._links == 0:
+            told += [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+            inner = getattr(self.batch_sampler, "batch_sampler", None)
+        elif self._links == 1:
+            inner = self.batch_sampler
         inner_sampler = getattr(inner, "sampler", None)
-        told.append(inner_sampler if hasattr(inner_sampler, "set_epoch") else self.dataset)
+        if hasattr(inner_sampler, "set_epoch"):
+            told.append(inner_sampler)
+        elif not (seedable and isinstance(inner, BatchSamplerShard)):
+            told.append(self.dataset)
         return told
 
     def __getstate__(self) -> dict[str, Any]:
@@ -278,6 +284,7 @@ class DataLoaderShard(DataLoader):
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
         rest.skip_batches += num_batches
+        rest._links += 1
         rest.progress = self.progress
         return rest
 
@@ -293,6 +300,8 @@ class DataLoaderShard(DataLoader):
         state: dict[str, Any] = {}
         if self.progress.epoch_is_open:
             state["epoch_is_open"] = True
+        if self.progress.epoch_is_set:
+            state["epoch_is_set"] = True
         if not self.use_stateful_dataloader:
             if seed is not None:
                 state |= {"epoch": position.epoch, "is_over": position.is_over, "sampler_seed": seed}
@@ -324,7 +333,7 @@ class DataLoaderShard(DataLoader):
             position = loaded_position(state_dict, self._step_size, type(sampler).__name__)
             self._generators.load_own_states(state_dict)
             self._reader = None  # Workers that are there belong to another place.
-        self.progress.load(position, epoch_is_open="epoch_is_open" in state_dict)
+        self.progress.load(position, "epoch_is_open" in state_dict, "epoch_is_set" in state_dict)
         seed = state_dict.get("sampler_seed")
         if isinstance(sampler, SeedableRandomSampler) and seed is not None:  # the saved sampler may have had none
             sampler.initial_seed = seed

@@ -55,7 +55,6 @@ def near(actual: Any, right: Any, times: float = 1, tolerance: float = 1e-6) -> 
         return all(near(a, b, times, tolerance) for a, b in zip(actual, right, strict=True))
     if isinstance(actual, int | float) and isinstance(right, int | float):
         both_nan = math.isnan(actual) and math.isnan(right)
-        # A sum of rounding errors may stand for 0.
         return both_nan or math.isclose(actual, times * right, rel_tol=tolerance, abs_tol=tolerance / 1000)
     return actual == right
 

@@ -53,11 +53,11 @@ def _stack(values: list) -> Tensor:
 
 
 class ColumnFilter:
-    """A collator that drops, from samples that are dicts, the keys that the model does not take."""
+    """A collator that drops, from samples that are dicts, all keys but `columns`."""
 
-    def __init__(self, collator: Callable[[list], Any], model: nn.Module, label_names: list[str]) -> None:
+    def __init__(self, collator: Callable[[list], Any], columns: list[str]) -> None:
         self.collator = collator
-        self.columns = {*parameters(model_inside(model).forward), *label_names, LABEL}
+        self.columns = columns
 
     def __call__(self, samples: list) -> Any:
         kept = []

@@ -83,8 +83,7 @@ def has_adapters_alone(model: nn.Module, folder: str) -> bool:
 def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> None:
     """Load the weights of a checkpoint, after verifying them. All ranks must call this.
 
-    The main process reads them and sends them to the others, whose machine may not see its disk. Adapters are read by
-    each process, as in `transformers`.
+    The main process reads them and sends them to the others, whose machine may not see its disk. Adapters each reads.
     """
     if has_adapters_alone(model, folder):
         run_on_all_ranks(lambda: finish_and_verify(Path(folder)), accelerator.is_main_process)

@@ -54,9 +54,12 @@ def load_adapters(model: Any, folder: str) -> None:
     from peft import load_peft_weights, set_peft_model_state_dict
 
     for name in model.peft_config:
-        own_folder = Path(folder, name)  # The adapter called "default" has none.
-        weights = load_peft_weights(str(own_folder if own_folder.is_dir() else folder), device="cpu")
-        set_peft_model_state_dict(model, weights, adapter_name=name)
+        # "default" has no folder of its own. Of several adapters a script may have saved some.
+        is_above = name == "default" or len(model.peft_config) == 1
+        own_folder = Path(folder, name)
+        if own_folder.is_dir() or is_above:
+            weights = load_peft_weights(str(own_folder if own_folder.is_dir() else folder), device="cpu")
+            set_peft_model_state_dict(model, weights, adapter_name=name)
 
 
 def save(model: Any, processing_class: Any, folder: str, *, weights: dict[str, Any]) -> None:

@@ -111,6 +111,7 @@ class Trainer:
         self.data_collator = data_collator or default_collator
         label_names = self.args.label_names
         self.label_names = batches.find_labels(model) if label_names is None else label_names
+        self._signature_columns: list[str] | None = None
 
         # The loss. Scripts change the first two after the Trainer is made.
         self.compute_loss_func = compute_loss_func
@@ -360,7 +361,6 @@ class Trainer:
         return inputs
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Move a model in place. Scripts call it for a second one, such as a teacher."""
         model.to(device)
 
     def _set_optimizer_mode(self, mode: str) -> None:
@@ -484,7 +484,6 @@ class Trainer:
     # Checkpoints.
 
     def _get_output_dir(self, trial: Any) -> str:
-        """The folder of the checkpoints, for overrides of `_save_checkpoint`; `trial` has no effect."""
         return self.args.output_dir
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -530,7 +529,7 @@ class Trainer:
         if self.is_world_process_zero():
             checkpoint.write_progress(draft, self.state, progress)
             has_adapters_alone = pretrained.is_peft_model(self.model) and not self.is_fsdp_enabled
-            if has_adapters_alone and Path(draft, "adapter_model.safetensors").exists():
+            if has_adapters_alone and any(Path(draft).rglob("adapter_model.*")):
                 weights.clear()  # The model inside is frozen, and may be large.
 
     def _load_adapters(self, models: list, folder: str) -> None:
@@ -758,7 +757,7 @@ class Trainer:
         loader = DataLoader(
             dataset,
             batch_size,
-            collate_fn=self._get_collator_with_removed_columns(self.data_collator),
+            collate_fn=Trainer._get_collator_with_removed_columns(self, self.data_collator),
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
@@ -767,7 +766,7 @@ class Trainer:
         )
         return self.accelerator.prepare_data_loader(loader)
 
-    # Overrides of `get_train_dataloader` call the next three; `description` has no effect.
+    # Overrides of `get_train_dataloader` call these; `description` has no effect.
 
     @property
     def _train_batch_size(self) -> int:
@@ -777,14 +776,21 @@ class Trainer:
         """`data_collator`, behind a filter for columns that the model does not take, unless the arguments keep them."""
         if not self.args.remove_unused_columns:
             return data_collator
-        return batches.ColumnFilter(data_collator, self.model, self.label_names)
+        self._set_signature_columns_if_needed()
+        return batches.ColumnFilter(data_collator, self._signature_columns)
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """A data set of `datasets` without these columns, unless the arguments keep them."""
         if not self.args.remove_unused_columns:
             return dataset
-        used = batches.ColumnFilter(self.data_collator, self.model, self.label_names).columns
-        return dataset.remove_columns([name for name in dataset.column_names if name not in used])
+        self._set_signature_columns_if_needed()
+        return dataset.remove_columns([name for name in dataset.column_names if name not in self._signature_columns])
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Note the columns that are kept, unless they are noted. An override may note others."""
+        if self._signature_columns is None:
+            taken = batches.parameters(batches.model_inside(self.model).forward)
+            self._signature_columns = [*taken, *self.label_names, batches.LABEL]
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""

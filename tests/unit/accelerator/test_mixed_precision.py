@@ -200,7 +200,7 @@ def test_a_script_may_unscale_gradients_and_clip_them_by_torch():
     model, optimizer = prepare(accelerator)
     accelerator.backward(loss_of(model))
     accelerator.unscale_gradients()
-    accelerator.unscale_gradients(optimizer)
+    accelerator.unscale_gradients(optimizer.optimizer)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
     optimizer.step()
     assert_steps_in_float32(model, max_norm=0.2)

@@ -265,7 +265,6 @@ def test_a_batch_may_ask_for_a_loss_without_labels(tmp_path):
 
 
 def test_a_checkpoint_of_adapters_has_none_of_the_weights_below(tmp_path):
-    """A public callback deletes `model.safetensors` from such checkpoints, which the original does not write."""
     peft = pytest.importorskip("peft")
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
     best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
