@@ -54,11 +54,11 @@ def load_adapters(model: Any, folder: str) -> None:
     from peft import load_peft_weights, set_peft_model_state_dict
 
     for name in model.peft_config:
-        # "default" has no folder of its own. Of several adapters a script may have saved some.
-        is_above = name == "default" or len(model.peft_config) == 1
-        own_folder = Path(folder, name)
-        if own_folder.is_dir() or is_above:
-            weights = load_peft_weights(str(own_folder if own_folder.is_dir() else folder), device="cpu")
+        source = Path(folder, name)
+        if not source.is_dir() and (name == "default" or len(model.peft_config) == 1):
+            source = Path(folder)  # "default" has no folder of its own.
+        if source.is_dir():  # Of several adapters a script may have saved some.
+            weights = load_peft_weights(str(source), device="cpu")
             set_peft_model_state_dict(model, weights, adapter_name=name)
 
 

@@ -766,7 +766,7 @@ class Trainer:
         )
         return self.accelerator.prepare_data_loader(loader)
 
-    # Overrides of `get_train_dataloader` call these; `description` has no effect.
+    # Overrides of `get_train_dataloader` call these. The Trainer calls no override of theirs but that of the last one.
 
     @property
     def _train_batch_size(self) -> int:
