@@ -351,6 +351,8 @@ class Accelerator:
         return release_memory(*objects)
 
     def clear(self, *objects: Any) -> list[None]:
+        """`free_memory` by another name."""
+        """`free_memory` by another name."""
         return self.free_memory(*objects)
 
     def forget_loader(self, prepared: DataLoader) -> None:

@@ -57,7 +57,7 @@ class ColumnFilter:
 
     def __init__(self, collator: Callable[[list], Any], columns: list[str]) -> None:
         self.collator = collator
-        self.columns = columns
+        self.columns = set(columns)
 
     def __call__(self, samples: list) -> Any:
         kept = []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from common.accelerator import Accelerator
 from common.accelerator.operations import run_on_all_ranks
-from common.accelerator.utils import broadcast, broadcast_object_list, load_state_dict
+from common.accelerator.utils import broadcast, broadcast_object_list, is_peft_model, load_state_dict
 from common.accelerator.utils.checkpoint_folder import finish_and_verify, numbered, recover_newest, remove_folder
 from common.accelerator.utils.constants import SAFE_WEIGHTS_NAME
 from common.accelerator.utils.weights import under_names_of
@@ -77,7 +77,7 @@ def find_checkpoint(accelerator: Accelerator, output_dir: str, wanted: str | boo
 
 def has_adapters_alone(model: nn.Module, folder: str) -> bool:
     """True for a checkpoint with the weights of a PEFT model's adapters, and not with those of the model inside."""
-    return pretrained.is_peft_model(model) and not Path(folder, SAFE_WEIGHTS_NAME).exists()
+    return not Path(folder, SAFE_WEIGHTS_NAME).exists() and is_peft_model(model)
 
 
 def load_best_model(accelerator: Accelerator, model: nn.Module, folder: str) -> None:

@@ -45,10 +45,6 @@ def is_pretrained(model: Any) -> bool:
     return has_configuration and hasattr(type(model), "save_pretrained")
 
 
-def is_peft_model(model: Any) -> bool:
-    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
-
-
 def load_adapters(model: Any, folder: str) -> None:
     """Give a model of PEFT the weights of its adapters, as its `save_pretrained` has written them into `folder`."""
     from peft import load_peft_weights, set_peft_model_state_dict

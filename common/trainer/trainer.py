@@ -361,6 +361,8 @@ class Trainer:
         return inputs
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Move a model in place. Scripts call it for a second one, such as a teacher."""
+        """Move a model in place. Scripts call it for a second one, such as a teacher."""
         model.to(device)
 
     def _set_optimizer_mode(self, mode: str) -> None:
@@ -484,6 +486,8 @@ class Trainer:
     # Checkpoints.
 
     def _get_output_dir(self, trial: Any) -> str:
+        """The folder of the checkpoints, for overrides of `_save_checkpoint`; `trial` has no effect."""
+        """The folder of the checkpoints, for overrides of `_save_checkpoint`; `trial` has no effect."""
         return self.args.output_dir
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -528,8 +532,8 @@ class Trainer:
             self._save_pretrained(self.model, draft, weights=weights[0] if has_adapters else {})
         if self.is_world_process_zero():
             checkpoint.write_progress(draft, self.state, progress)
-            has_adapters_alone = pretrained.is_peft_model(self.model) and not self.is_fsdp_enabled
-            if has_adapters_alone and any(Path(draft).rglob("adapter_model.*")):
+            has_adapter_files = any(Path(draft).rglob("adapter_model.*"))
+            if has_adapter_files and utils.is_peft_model(self.model) and not self.is_fsdp_enabled:
                 weights.clear()  # The model inside is frozen, and may be large.
 
     def _load_adapters(self, models: list, folder: str) -> None:
