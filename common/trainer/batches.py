@@ -1,7 +1,8 @@
 """From samples to batches, and from batches to a model: collating, unused columns, labels, predictions."""
 
 import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,19 @@ class ColumnFilter:
                 sample = {key: value for key, value in sample.items() if key in self.columns}
             kept.append(sample)
         if all(isinstance(sample, dict) and not sample for sample in kept):
-            columns = f"{', '.join(samples[0])} of the samples, {', '.join(sorted(self.columns))} of the model"
-            raise ValueError(f"no column in common: {columns}. remove_unused_columns=False keeps them all")
+            raise no_common_column(samples[0], self.columns)
         return self.collator(kept)
+
+
+def no_common_column(given: Iterable[str], taken: Iterable[str]) -> ValueError:
+    columns = f"{', '.join(given)} of the samples, {', '.join(sorted(set(taken)))} of the model"
+    return ValueError(f"no column in common: {columns}. remove_unused_columns=False keeps them all")
+
+
+def is_table(dataset: Any) -> bool:
+    """True for a `Dataset` of the library `datasets`: as in the original, the columns of others go in the collator."""
+    library = sys.modules.get("datasets")
+    return isinstance(dataset, getattr(library, "Dataset", ()))
 
 
 def parameters(function: Callable) -> list[str]:

@@ -78,6 +78,7 @@ class PrinterCallback(TrainerCallback):
             print_summary(args, state, kwargs["train_dataloader"])
 
     def on_log(self, args, state, control, logs, **kwargs):
+        logs.pop("total_flos", None)  # as in the original; at the end `train` returns these logs
         if state.is_world_process_zero:
             print_log(logs)
 
@@ -85,29 +86,30 @@ class PrinterCallback(TrainerCallback):
 class ProgressCallback(TrainerCallback):
     """A bar on the terminal with loss, learning rate and time left, above it the summary and the evaluations."""
 
-    bar: tqdm | None = None
+    training_bar: tqdm | None = None  # Subclasses write above it.
+    prediction_bar = None  # The original's, of an evaluation.
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
             print_summary(args, state, kwargs["train_dataloader"])
             # It redraws itself ten times a second at most; in other steps it only compares two times.
-            self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
+            self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
 
     def on_step_end(self, args, state, control, **kwargs):
-        if self.bar is not None:
-            self.bar.update()
+        if self.training_bar is not None:
+            self.training_bar.update()
 
     def on_log(self, args, state, control, logs, **kwargs):
-        if self.bar is not None and "loss" in logs:
+        if self.training_bar is not None and "loss" in logs:
             # The logs of a script itself have no learning rate.
             shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate") if name in logs}
-            self.bar.set_postfix(shown, refresh=False)
+            self.training_bar.set_postfix(shown, refresh=False)
         elif state.is_world_process_zero:
             print_log(logs)
 
     def on_train_end(self, args, state, control, **kwargs):
-        if self.bar is not None:
-            self.bar.close()
+        if self.training_bar is not None:
+            self.training_bar.close()
 
 
 class TrackerCallback(TrainerCallback):
@@ -131,6 +133,16 @@ class TrackerCallback(TrainerCallback):
             tracked = f"{split}/{rest}" if split in ("eval", "test") else f"train/{name}"
             values[tracked] = value
         self.accelerator.log(values, step=state.global_step)
+
+
+class NoMemoryTracker:
+    """What copies of the original's methods start and stop; it measures nothing."""
+
+    def start(self) -> None:
+        pass
+
+    def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None) -> None:
+        pass
 
 
 def default_reporter(disable_tqdm: bool | None) -> TrainerCallback:

@@ -34,6 +34,18 @@ from common.trainer.training_args import TrainingArguments, resolve_steps
 
 logger = get_logger(__name__)
 
+# Methods of the original that public subclasses override, and that this Trainer does not have.
+NEVER_CALLED = (
+    "_inner_training_loop",
+    "_load_best_model",
+    "_load_from_checkpoint",
+    "_maybe_log_save_evaluate",
+    "_rotate_checkpoints",
+    "_save_optimizer_and_scheduler",
+    "create_accelerator_and_postprocess",
+    "get_batch_samples",
+)
+
 
 class Trainer:
     """Trains and evaluates any `nn.Module`, on one process or on many, with the interface of `transformers.Trainer`.
@@ -61,15 +73,20 @@ class Trainer:
 
     # For subclasses whose `compute_loss` returns a mean (False), or a loss that is not to be divided (True).
     loss_is_scaled_for_ga: bool | None = None
-    # Scripts ask for these before they save.
+    # Scripts, and copies of the original's methods, ask for these. They say that something is off.
     deepspeed = None
     is_deepspeed_enabled = False
+    label_smoother = None
+    hp_search_backend = None
+    can_return_loss = False
+    _memory_tracker = reporting.NoMemoryTracker()
 
     # The training under way. Each call of `train` makes these anew, as it does `state`, which callbacks see.
     plan: Plan
     progress: Progress
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
+    is_in_train: bool = False
 
     def __init__(
         self,
@@ -142,6 +159,9 @@ class Trainer:
         self.callback_handler = CallbackHandler(in_order, model, processing_class, self.optimizer, self.lr_scheduler)
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
+        never_called = [name for name in NEVER_CALLED if hasattr(self, name)]
+        if never_called:
+            logger.warning(f"this Trainer does not call {', '.join(never_called)} of {type(self).__name__}")
         self.call_event("on_init_end")
 
     # Training, from the whole to the parts.
@@ -155,6 +175,7 @@ class Trainer:
                 other random numbers, and FSDP loses the gradients of a stream's incomplete window.
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
+        self.is_in_train = True
         self._prepare_training()
         self.model_wrapped.zero_grad()
         skipped = None if folder is None else self._load_checkpoint(folder)
@@ -362,7 +383,6 @@ class Trainer:
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move a model in place. Scripts call it for a second one, such as a teacher."""
-        """Move a model in place. Scripts call it for a second one, such as a teacher."""
         model.to(device)
 
     def _set_optimizer_mode(self, mode: str) -> None:
@@ -374,7 +394,9 @@ class Trainer:
     def _optimizer_step(self) -> None:
         """One optimizer step with the gradients of a window. It waits for the device in fp16 only."""
         # Without a limit this measures the norm and leaves finite gradients alone.
-        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
+        limit = self.args.max_grad_norm
+        if limit is None or limit <= 0:
+            limit = float("inf")
         grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
         self.call_event("on_pre_optimizer_step")
         self.optimizer.step()
@@ -406,7 +428,7 @@ class Trainer:
             logs["learning_rate"] = float(loss_log.learning_rate)
             self.log(logs)
         if self.control.should_evaluate:
-            metrics = self.evaluate()
+            metrics = self.evaluate(ignore_keys=None)  # named, as in the original: an override may take keywords alone
             if self._follows_metric():
                 self.lr_scheduler.step(self._watched_metric(metrics))
             if self.args.best_metric_key is not None:
@@ -470,9 +492,8 @@ class Trainer:
         metrics = evaluation.speed_metrics("train", start_time, num_steps * self.plan.samples_per_step, num_steps)
         metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
+        self.is_in_train = False
         self.log(metrics)
-        if self.args.disable_tqdm:
-            metrics.pop("total_flos", None)  # in the original, the callback that prints a log removes it
         if state.best_global_step is not None and state.best_global_step not in self.progress.saved_steps:
             logger.warning(
                 f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
@@ -486,7 +507,6 @@ class Trainer:
     # Checkpoints.
 
     def _get_output_dir(self, trial: Any) -> str:
-        """The folder of the checkpoints, for overrides of `_save_checkpoint`; `trial` has no effect."""
         """The folder of the checkpoints, for overrides of `_save_checkpoint`; `trial` has no effect."""
         return self.args.output_dir
 
@@ -522,8 +542,8 @@ class Trainer:
 
         The accelerator then replaces a `model.safetensors` of an override by the weights, which a resumed run loads.
         """
-        this_class = type(self)
-        if this_class.save_model is not Trainer.save_model or this_class._save is not Trainer._save:
+        saves: list[Any] = [self.save_model, self._save]  # A script may also have put other functions in their places.
+        if [getattr(method, "__func__", None) for method in saves] != OWN_SAVES:
             self.save_model(draft, _internal_call=True)
         elif self.is_world_process_zero():
             # The accelerator writes the weights, so `save_pretrained` gets none and writes the configuration only. But
@@ -591,7 +611,8 @@ class Trainer:
             for name, dataset in data.items():
                 # From the name, an override of `get_eval_dataloader` knows which of the sets it is.
                 each = name if eval_dataset is None else dataset
-                metrics |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
+                prefix = f"{metric_key_prefix}_{name}"
+                metrics |= self.evaluate(eval_dataset=each, ignore_keys=ignore_keys, metric_key_prefix=prefix)
             return metrics
 
         loader = self.get_eval_dataloader(data)
@@ -758,10 +779,15 @@ class Trainer:
 
     def _make_loader(self, dataset: Dataset, batch_size: int, **settings: Any) -> DataLoader:
         args = self.args
+        collator = self.data_collator
+        if batches.is_table(dataset):
+            dataset = self._remove_unused_columns(dataset)
+        else:
+            collator = self._get_collator_with_removed_columns(collator)
         loader = DataLoader(
             dataset,
             batch_size,
-            collate_fn=Trainer._get_collator_with_removed_columns(self, self.data_collator),
+            collate_fn=collator,
             num_workers=args.dataloader_num_workers,
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
@@ -770,7 +796,7 @@ class Trainer:
         )
         return self.accelerator.prepare_data_loader(loader)
 
-    # Overrides of `get_train_dataloader` call these. The Trainer calls no override of theirs but that of the last one.
+    # Overrides of `get_train_dataloader` call these too.
 
     @property
     def _train_batch_size(self) -> int:
@@ -788,7 +814,10 @@ class Trainer:
         if not self.args.remove_unused_columns:
             return dataset
         self._set_signature_columns_if_needed()
-        return dataset.remove_columns([name for name in dataset.column_names if name not in self._signature_columns])
+        unused = [name for name in dataset.column_names if name not in self._signature_columns]
+        if len(unused) == len(dataset.column_names):
+            raise batches.no_common_column(dataset.column_names, self._signature_columns)
+        return dataset.remove_columns(unused)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Note the columns that are kept, unless they are noted. An override may note others."""
@@ -826,7 +855,7 @@ class Trainer:
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    # Callbacks and files.
+    # Callbacks.
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Tell the callbacks that listen; they may steer the run through `self.control`."""
@@ -844,6 +873,8 @@ class Trainer:
         """Remove a callback, or the first of a class."""
         self.pop_callback(callback)
 
+    # Files.
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model into `output_dir`, by default `args.output_dir`, on the main process, and the tokenizer.
 
@@ -851,10 +882,11 @@ class Trainer:
         script may call this on the main process alone, except under FSDP, where all ranks call it. `_internal_call` is
         True in a checkpoint, for overrides.
         """
-        # All ranks gather the parts of a model that is shared out, and one of them writes.
-        weights = self.accelerator.get_state_dict(self.model) if self.is_fsdp_enabled else None
-        if self.is_world_process_zero():
-            self._save(output_dir or self.args.output_dir, weights)
+        folder = output_dir or self.args.output_dir
+        if self.is_fsdp_enabled:
+            self._save(folder, state_dict=self.accelerator.get_state_dict(self.model))
+        else:
+            self._save(folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write as `save_model` does, with other weights if `state_dict` has them. Scripts call and override it."""
@@ -902,6 +934,25 @@ class Trainer:
         if self.is_world_process_zero():
             write_atomically(Path(self.args.output_dir, "README.md"), reporting.model_card(self.state, description))
 
+    # Copies of the original's methods call these.
+
+    def compute_loss_context_manager(self) -> AbstractContextManager:
+        return nullcontext()
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        return model
+
+    def store_flos(self) -> None:
+        """Do nothing: no operations are counted."""
+
+    def num_examples(self, dataloader: DataLoader) -> int:
+        """The samples of a loader, or an estimate where its data set does not say it."""
+        known = loading.length_of(getattr(dataloader, "dataset", None))
+        return len(dataloader) * self.args.per_device_train_batch_size if known is None else known
+
+    def get_num_trainable_parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
     def is_world_process_zero(self) -> bool:
         """True in the main process of all machines."""
         return self.accelerator.is_main_process
@@ -913,6 +964,9 @@ class Trainer:
     def end(self) -> None:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
+
+
+OWN_SAVES = [Trainer.save_model, Trainer._save]
 
 
 def configure_process(args: TrainingArguments) -> None:

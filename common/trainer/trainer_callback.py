@@ -202,6 +202,9 @@ class CallbackHandler:
                 return candidate
         return None
 
+    def remove_callback(self, callback: Any) -> None:
+        self.pop_callback(callback)
+
     def states(self, control: TrainerControl) -> dict[str, Any]:
         """The states of the callbacks that have one, by class name; a list where several share the name.
 
@@ -274,13 +277,18 @@ class EarlyStoppingCallback(TrainerCallback):
         metric = metrics.get(str(args.best_metric_key))
         if metric is None:  # one of several evaluation sets, and not the one to watch
             return
+        self.check_metric_value(args, state, control, metric)
+        self._stop_without_patience(control)
+
+    def check_metric_value(self, args, state, control, metric_value):
+        """Count an evaluation that is no improvement; scripts override this."""
         best = state.best_metric  # the Trainer updates it after this event
         is_better = np.greater if args.greater_is_better else np.less
-        if best is None or (is_better(metric, best) and abs(metric - best) > self.early_stopping_threshold):
+        threshold = self.early_stopping_threshold
+        if best is None or (is_better(metric_value, best) and abs(metric_value - best) > threshold):
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1
-        self._stop_without_patience(control)
 
     def _stop_without_patience(self, control: TrainerControl) -> None:
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

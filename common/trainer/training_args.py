@@ -72,6 +72,10 @@ def is_not_negative(value: Any) -> bool:
     return value >= 0
 
 
+def is_number(value: Any) -> bool:
+    return not math.isnan(value)
+
+
 # Lets `HfArgumentParser` take a flag without a value.
 FLAG = {"nargs": "?", "const": True}
 
@@ -93,7 +97,7 @@ class TrainingArguments:
         lr_scheduler_type: one of `SCHEDULES`.
         lr_scheduler_kwargs: further options of the schedule, for example {"num_cycles": 1.5}.
         warmup_steps: steps of warm-up, or below 1 the share of all steps.
-        max_grad_norm: clip the total norm of the gradients to this; 0 leaves them alone.
+        max_grad_norm: clip the total norm of the gradients to this; 0, less or None leaves them alone.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
             each evaluation that improves `metric_for_best_model`.
         logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
@@ -143,7 +147,7 @@ class TrainingArguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    max_grad_norm: float = 1.0
+    max_grad_norm: float | None = 1.0
     optim: str = "adamw_torch_fused"
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict[str, Any] | str | None = None
@@ -210,6 +214,7 @@ class TrainingArguments:
     do_predict: bool = False
     resume_from_checkpoint: str | None = None
     local_rank: int = -1
+    eval_accumulation_steps: int | None = None  # Results go to the CPU after each batch.
     hub_model_id: str | None = None
     hub_strategy: str = "every_save"
     hub_token: str | None = field(default=None, repr=False)
@@ -220,6 +225,7 @@ class TrainingArguments:
     debug: str | list[str] = ""
     label_smoothing_factor: float = 0.0
     eval_do_concat_batches: bool = True
+    average_tokens_across_devices: bool = True
     push_to_hub: bool = False
 
     def __post_init__(self) -> None:
@@ -270,6 +276,7 @@ class TrainingArguments:
             "debug": [],
             "label_smoothing_factor": 0.0,
             "eval_do_concat_batches": True,
+            "average_tokens_across_devices": True,
         }
         for name, value in only_values.items():
             if getattr(self, name) != value:
@@ -300,8 +307,9 @@ class TrainingArguments:
         for name in ("eval_steps", "warmup_steps"):
             if getattr(self, name) != 0:
                 self._check_number(name, is_steps, "whole, or a share below 1")
-        for name in ("learning_rate", "weight_decay", "max_grad_norm", "eval_delay"):
+        for name in ("learning_rate", "weight_decay", "eval_delay"):
             self._check_number(name, is_not_negative, "0 or more")
+        self._check_number("max_grad_norm", is_number, "a number")
         if self.max_steps == -1:
             self._check_number("num_train_epochs", is_not_negative, "0 or more")
         else:  # this overrides the epochs, whatever they are
@@ -448,6 +456,9 @@ class TrainingArguments:
             if isinstance(value, Choice):
                 settings[name] = value.value
         return settings
+
+    def to_json_string(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
 
     @property
     def ddp_timeout_delta(self) -> timedelta:

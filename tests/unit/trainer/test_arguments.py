@@ -6,6 +6,7 @@ otherwise than without the argument. Some have a test of their own.
 
 import importlib
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -152,13 +153,29 @@ def test_argument_dataloader_pin_memory(tmp_path, monkeypatch):
     assert not trainer.get_train_dataloader().pin_memory
 
 
-def test_argument_remove_unused_columns(tmp_path):
+class Table(Points):
+    """A `Dataset` of the library `datasets`, as far as a Trainer uses it."""
+
+    removed = ()
+
+    def __init__(self, *column_names):
+        super().__init__(4)
+        self.column_names = column_names
+
+    def remove_columns(self, names):
+        self.removed = names
+        return self
+
+
+def test_argument_remove_unused_columns(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(Dataset=Table))
     for removes, columns in ((True, {"x", "labels"}), (False, {"x", "labels", "junk"})):
         trainer = make_trainer(tmp_path, remove_unused_columns=removes, extra={"data_collator": list})
         [first, *_] = next(iter(trainer.get_eval_dataloader(Junk(4))))
         assert first.keys() == columns
-        table = SimpleNamespace(column_names=["x", "labels", "junk"], remove_columns=lambda names: names)
-        assert trainer._remove_unused_columns(table) == (["junk"] if removes else table)
+        assert list(trainer.get_eval_dataloader(Table("x", "junk")).dataset.removed) == ["junk"][: int(removes)]
+    with pytest.raises(ValueError, match="no column in common"):
+        make_trainer(tmp_path).get_eval_dataloader(Table("junk"))
 
 
 def test_argument_label_names(tmp_path):

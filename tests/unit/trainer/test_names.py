@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load_file
 
 from common import ladder, trainer
+from common.accelerator import PartialState
 from tests.bits import with_digests
 from tests.states import forget_states
+from tests.toys import Net, Points
 from tests.unit.trainer.both import end, make, same_on_both
 from tests.unit.trainer.toy import make_trainer
 
@@ -31,6 +33,9 @@ def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_p
         asked = [trainer.deepspeed, trainer.is_deepspeed_enabled, trainer.is_fsdp_enabled, args.deepspeed]
         asked += [args.debug, args.local_rank, args.label_smoothing_factor, args.eval_do_concat_batches]
         asked += [args.distributed_state.num_processes, args.device, args.process_index, args.world_size]
+        asked += [trainer.label_smoother, trainer.hp_search_backend, trainer.can_return_loss, trainer.is_in_train]
+        asked += [trainer.num_examples(trainer.get_train_dataloader()), trainer.get_num_trainable_parameters()]
+        asked += [trainer.args.average_tokens_across_devices, trainer._wrap_model(trainer.model) is trainer.model]
         asked += [args.save_strategy.value, args.lr_scheduler_type.value, args.optim.value]
         trainer.save_model(f"{folder}/as-it-is")
         halves = {name: tensor / 2 for name, tensor in trainer.model.state_dict().items()}
@@ -40,6 +45,58 @@ def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_p
 
     _, saved = same_on_both(script, tmp_path)
     assert saved[0] != saved[1]
+
+
+def test_a_script_puts_functions_in_the_places_of_methods(tmp_path):
+    def script(library, folder):
+        class Patient(library.EarlyStoppingCallback):
+            def check_metric_value(self, args, state, control, metric_value):
+                calls.append("check_metric_value")
+                self.early_stopping_patience_counter += state.global_step // 4
+
+        class Own(library.Trainer):
+            def evaluate(self, eval_dataset=None, **kwargs):
+                calls.append(sorted(kwargs))
+                return super().evaluate(eval_dataset, **kwargs)
+
+        def save_model(output_dir, **kwargs):
+            calls.append(sorted(kwargs))
+            Path(output_dir).mkdir(exist_ok=True)
+
+        def compute_loss(model, inputs, **kwargs):
+            with trainer.compute_loss_context_manager():
+                calls.append(trainer.is_in_train)
+                return Own.compute_loss(trainer, model, inputs, **kwargs)
+
+        calls = []
+        sets = {"eval_dataset": {"one": Points(4), "two": Points(8)}, "callbacks": [Patient(1)]}
+        steps = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+        trainer = make(library, folder, trainer_class=Own, extra=sets, metric_for_best_model="one_loss", **steps)
+        trainer.callback_handler.remove_callback(library.PrinterCallback)
+        trainer.compute_loss = compute_loss
+        trainer.save_model = save_model
+        metrics = trainer.train().metrics
+        return calls, "total_flos" in metrics, end(trainer)
+
+    calls, keeps_total, _ = same_on_both(script, tmp_path)
+    assert ["_internal_call"] in calls and "check_metric_value" in calls and keeps_total
+
+
+def test_what_is_overridden_in_vain_is_named(tmp_path, caplog):
+    class Own(trainer.Trainer):
+        def _maybe_log_save_evaluate(self, *args, **kwargs):
+            raise AssertionError("it is not called")
+
+    make_trainer(tmp_path, trainer_class=Own, max_steps=1).train()
+    assert "does not call _maybe_log_save_evaluate of Own" in caplog.text
+
+
+def test_arguments_start_nothing(tmp_path):
+    forget_states()
+    arguments = trainer.TrainingArguments(tmp_path, use_cpu=True)
+    assert not PartialState._shared_state
+    trainer.Trainer(Net(), arguments)
+    assert PartialState._shared_state
 
 
 def test_an_override_of_save_writes_into_checkpoints_too(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +12,6 @@ from common.launch import read_launch
 from common.processes import ranks
 from common.trainer import Trainer, get_last_checkpoint
 from tests.bits import without_timings
-from tests.jobs import run_to_end
 from tests.states import on_a_rank
 from tests.toys import Points, seeded_net
 from tests.unit.trainer.toy import At, accuracy, make_trainer, save_and_stop, weights
@@ -136,43 +134,14 @@ def test_only_rank_0_speaks(tmp_path):
     assert second == ""
 
 
-NOTEBOOK = """
-import sys
-from common.accelerator import notebook_launcher
-from common.trainer import Trainer, TrainingArguments
-from tests.toys import Points, seeded_net
-
-args = TrainingArguments(sys.argv[1], max_steps=3, save_strategy="no", disable_tqdm=True, use_cpu=True)
-
-def train(args):
-    trainer = Trainer(seeded_net(), args, train_dataset=Points(40), eval_dataset=Points(9))
-    trainer.train()
-    loss = trainer.evaluate()["eval_loss"]
-    it = trainer.accelerator
-    # In one write, on a line of its own: the processes share their output.
-    sys.stdout.write(f"\\nrank {it.process_index} of {it.num_processes} loss {loss}\\n")
-    trainer.end()
-
-for processes in (2, 2, 1):
-    notebook_launcher(train, (args,), num_processes=processes)
-"""
-
-
-@pytest.mark.long
-def test_a_notebook_can_launch_it_again_and_again(tmp_path):
-    done = run_to_end([sys.executable, "-c", NOTEBOOK, str(tmp_path)])
-    assert done.returncode == 0, done.stderr
-    lines = sorted(line.partition(" loss ") for line in done.stdout.splitlines() if line.startswith("rank "))
-    assert [rank.removeprefix("rank ") for rank, *_ in lines] == ["0 of 1", "0 of 2", "0 of 2", "1 of 2", "1 of 2"]
-    assert len({loss for *_, loss in lines[1:]}) == 1
-
-
 class NotesSaves(Trainer):
     saves = 0
 
     def _save(self, output_dir=None, state_dict=None):
         self.saves += 1
         super()._save(output_dir, state_dict)
+        if self.is_in_train:
+            self.accelerator.wait_for_everyone()
 
 
 @on_a_rank
@@ -184,9 +153,8 @@ def count_saves(folder) -> int:
     return trainer.saves
 
 
-def test_the_main_process_alone_calls_an_override_of_save_and_may_save_the_model_alone(tmp_path):
-    """An override of `_save` writes files, and seldom asks on which process it is."""
-    assert ranks(2).run(count_saves, tmp_path, timeout=60) == [2, 0]
+def test_all_processes_call_an_override_of_save_and_the_main_process_may_save_the_model_alone(tmp_path):
+    assert ranks(2).run(count_saves, tmp_path, timeout=60) == [2, 1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "model.safetensors"]
 
 

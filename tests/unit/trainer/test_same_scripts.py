@@ -242,6 +242,29 @@ def test_an_override_may_be_a_copy_of_the_originals_method(tmp_path):
     same_on_both(script, tmp_path)
 
 
+class Numbered(Points):
+    def __getitem__(self, index):
+        return super().__getitem__(index) | {"number": index}
+
+
+def test_an_override_may_keep_all_columns(tmp_path):
+    def script(library, folder):
+        class Keeping(library.Trainer):
+            def _get_collator_with_removed_columns(self, data_collator, description=None):
+                return data_collator
+
+            def compute_loss(self, model, inputs, *args, **kwargs):
+                numbers.append(inputs.pop("number").tolist())
+                return super().compute_loss(model, inputs, *args, **kwargs)
+
+        numbers = []
+        trainer = make(library, folder, trainer_class=Keeping, extra={"train_dataset": Numbered(22)})
+        trainer.train()
+        return numbers, end(trainer)
+
+    same_on_both(script, tmp_path)
+
+
 def test_a_batch_may_ask_for_a_loss_without_labels(tmp_path):
     def collate(samples):
         return {"x": torch.stack([sample["x"] for sample in samples]), "return_loss": True}
