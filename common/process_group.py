@@ -2,22 +2,27 @@
 
 import atexit
 import contextlib
+import gc
+import operator
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 # The functions of torch.distributed.nn.functional take the default group of the moment when it is imported as their
 # default argument. If it is imported later (the first DDP or optimizer does it), they keep a group and its threads for
 # ever. A thread that outlives the interpreter aborts the process:
 # https://github.com/pytorch/pytorch/issues/190489
-import torch.distributed.nn.functional  # noqa: F401
+import torch.distributed.nn.functional
 
 # The functions of torch.distributed that all ranks of a group call together, to exchange data.
-COLLECTIVES = (
+_COLLECTIVES_OF_ALL_RELEASES = (
     "all_gather",
     "all_gather_into_tensor",
     "all_gather_object",
+    "all_gather_single",
     "all_reduce",
     "all_to_all",
     "all_to_all_single",
@@ -27,11 +32,20 @@ COLLECTIVES = (
     "gather_object",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
     "scatter_object_list",
 )
+COLLECTIVES = tuple(name for name in _COLLECTIVES_OF_ALL_RELEASES if hasattr(dist, name))
 
+# The methods below `torch` that empty caches of DTensor, from torch 2.14 on: they hold FSDP's mesh, and so its group.
+_EMPTY_CACHES_OF_MESHES = (
+    "distributed.tensor._collective_utils.MeshTopoInfo.build_from_mesh.cache_clear",
+    "distributed.tensor._redistribute._gen_transform_infos.cache_clear",
+    "distributed.tensor._redistribute._planner_cache.clear",
+    "_C._clear_DTensor_sharding_propagator_cache",
+)
 _left_group: Any = None  # `leave_process_group` keeps the group here.
 
 
@@ -107,3 +121,8 @@ def free_left_group() -> None:
     """
     global _left_group
     _left_group = None
+    if "torch.distributed.tensor" in sys.modules:
+        for name in _EMPTY_CACHES_OF_MESHES:
+            with contextlib.suppress(AttributeError):
+                operator.attrgetter(name)(torch)()
+        gc.collect()  # A mesh is part of a cycle.

@@ -3,8 +3,9 @@
 Begin with `prepare`, `accumulate` and `backward`: they are what happens in a training loop. A window is the
 micro-batches that make one optimizer step. "The original" is Hugging Face Accelerate, which uses the same names.
 
-An Accelerator keeps its prepared objects in the lists `_models`, `_optimizers`, `_schedulers` and `_dataloaders`, which
-checkpoints write. Two marks lie on the objects themselves, because a library or another Accelerator has to see them:
+Checkpoints hold what stands in the lists `_models`, `_optimizers`, `_schedulers` and `_dataloaders`: the script's own
+models, without the layers that `prepare` puts around them, and what `prepare` returned for the others. Two marks lie on
+the objects themselves, because a library or another Accelerator has to see them:
 
     _is_accelerate_prepared   on each prepared object: the original's mark, by which `prepare` leaves it as it is
     _original_forward         on a model in mixed precision: the original's name for the forward without autocast
@@ -120,6 +121,7 @@ class Accelerator:
     # Programs read these to learn that DeepSpeed and model parallelism are not in use.
     deepspeed_plugin = None
     parallelism_config = None
+    torch_device_mesh = None
 
     def __init__(
         self,
@@ -351,7 +353,6 @@ class Accelerator:
         return release_memory(*objects)
 
     def clear(self, *objects: Any) -> list[None]:
-        """`free_memory` by another name."""
         """`free_memory` by another name."""
         return self.free_memory(*objects)
 
@@ -907,6 +908,23 @@ class Accelerator:
     @property
     def split_batches(self) -> bool:
         return self.dataloader_config.split_batches
+
+    @property
+    def non_blocking(self) -> bool:
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def multi_device(self) -> bool:
+        """True for several processes with a GPU each."""
+        return self.use_distributed and self.distributed_type == DistributedType.MULTI_GPU
 
     @property
     def dispatch_batches(self) -> bool | None:

@@ -268,7 +268,9 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
     # A script that calls no `accumulate` sets `sync_gradients` itself.
     if run.step % GradientState().num_steps > 0 or not GradientState().sync_gradients:
         rank_state["gradients"] = [_gradients(model) for model in run.models]
-    states = {name: each.state_dict() for name, each in run.objects_by_file().items()}
+    states = {}
+    for name, each in run.objects_by_file().items():
+        states[name] = each.whole_state_dict() if isinstance(each, AcceleratedOptimizer) else each.state_dict()
     loader_states = {}
     for name, loader in run.loaders_by_file().items():
         state = loader.state_dict()

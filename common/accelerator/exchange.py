@@ -115,7 +115,7 @@ def all_gather_bytes(content: torch.Tensor) -> torch.Tensor:
     content = content.to(_device_of_messages())
     rows = content.new_empty(num_ranks, len(content))
     if len(content) > 0:
-        dist.all_gather_into_tensor(rows.view(-1), content)
+        dist.all_gather(list(rows), content)
     return rows
 
 

@@ -1,7 +1,7 @@
 """Where a loader stands: its epoch, the passes over it, and the Position that a checkpoint holds."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from .resumption import Generators
@@ -47,9 +47,9 @@ def loaded_position(state: dict[str, Any], step_size: int, sampler_class: str) -
 class Resumes(Enum):
     """How a pass goes on within an epoch that another run has begun."""
 
-    NOT = "it begins an epoch, or leaves out its first steps"
-    BY_HAND = "by `skip_first_batches`"
-    AT_POSITION = "at the Position of a checkpoint, or in its order"
+    NOT = auto()  # It begins an epoch, or leaves out its first steps.
+    BY_HAND = auto()  # By `skip_first_batches`.
+    AT_POSITION = auto()  # At the Position of a checkpoint, or in its order.
 
 
 class Pass:
@@ -139,10 +139,10 @@ class Progress:
     def begin_pass(self, skip: int) -> Pass:
         """Begin the next pass, over a loader that leaves out the first `skip` steps of every epoch.
 
-        what a checkpoint holds       what the loader skips        where the pass begins        Resumes
-        a place in this epoch         as prepared, or up to there  at this place                AT_POSITION
-        a place in this epoch         up to another step           there, in the saved order    AT_POSITION
-        an open epoch, without that   more than as prepared        behind what it skips         BY_HAND
+        what a checkpoint holds       skip                         where the pass begins        resumes
+        a place in this epoch         prepared_skip or steps_done  at this place                AT_POSITION
+        a place in this epoch         another number               there, in the saved order    AT_POSITION
+        an open epoch, without that   more than prepared_skip      behind what it skips         BY_HAND
         nothing, or none was loaded   any number                   behind what it skips         NOT
         """
         loaded = self.loaded

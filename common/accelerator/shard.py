@@ -252,28 +252,28 @@ class DataLoaderShard(DataLoader):
         self._tell_epoch(epoch)
 
     def _tell_epoch(self, epoch: int) -> None:
-        told = [self.dataset, *self.samplers] if self.progress.epoch_is_set else self._told_by_original
-        for part in told:
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        listeners = [self.dataset, *self.samplers] if self.progress.epoch_is_set else self._epoch_listeners
+        for listener in listeners:
+            if hasattr(listener, "set_epoch"):
+                listener.set_epoch(epoch)
 
     @property
-    def _told_by_original(self) -> list:
+    def _epoch_listeners(self) -> list:
         """Those that the original tells the epoch when a pass begins. A script may tell another one to the others."""
         seedable = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
-        told: list[Any] = list(seedable)
+        listeners: list[Any] = list(seedable)
         inner: Any = None
         if self._links == 0:
-            told += [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
+            listeners += [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
             inner = getattr(self.batch_sampler, "batch_sampler", None)
         elif self._links == 1:
             inner = self.batch_sampler
         inner_sampler = getattr(inner, "sampler", None)
         if hasattr(inner_sampler, "set_epoch"):
-            told.append(inner_sampler)
+            listeners.append(inner_sampler)
         elif not (seedable and isinstance(inner, BatchSamplerShard)):
-            told.append(self.dataset)
-        return told
+            listeners.append(self.dataset)
+        return listeners
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader, and its workers are its own.

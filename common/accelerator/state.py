@@ -178,6 +178,11 @@ class PartialState:
         return bool(self._shared_state)
 
     @property
+    def default_device(self) -> torch.device:
+        """A GPU if this machine has one, else the CPU; `device` is the one of this process."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
     def use_distributed(self) -> bool:
         """True if there are other processes."""
         return self.distributed_type != DistributedType.NO and self.num_processes > 1
@@ -365,6 +370,9 @@ class AcceleratorState(PartialState):
             fsdp_plugin = None
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
+        if fsdp_plugin is not None and process.device.type == "cuda" and process.backend == "gloo":
+            # torch 2.11 ends in a segmentation fault when it collects whole weights.
+            raise ValueError("FSDP on GPUs needs nccl, and a GPU for each process")
         self.__dict__.update(process.__dict__)
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP

@@ -7,7 +7,7 @@ import torch
 
 from common.accelerator import Accelerator, PartialState
 from common.accelerator.operations import gather
-from common.accelerator.utils import synchronize_rng_states
+from common.accelerator.utils import FullyShardedDataParallelPlugin, synchronize_rng_states
 from common.trainer import evaluation
 from tests.gpu.imitation import imitated_rank
 from tests.gpu.machine import ARRIVED, OWN_GPU, READ, WORLD_SIZE
@@ -28,6 +28,12 @@ def test_tensors_are_gathered_on_the_own_gpu_without_a_wait(machine):
     assert [tensor.device for tensor in gathered] == [OWN_GPU, OWN_GPU]
     # In the imitation all ranks send the same.
     assert gathered[0].equal(numbers.repeat(WORLD_SIZE)) and gathered[1].equal(fractions.repeat(WORLD_SIZE))
+
+
+def test_fsdp_is_refused_where_processes_share_a_gpu(machine):
+    PartialState().backend = "gloo"
+    with pytest.raises(ValueError, match="FSDP on GPUs needs nccl"):
+        Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2))
 
 
 def test_a_barrier_names_the_own_gpu(machine):

@@ -25,12 +25,17 @@ from .dataclasses import (
 )
 from .environment import parse_choice_from_env, parse_flag_from_env, patch_environment, str_to_bool
 from .imports import (
+    compare_versions,
     is_bf16_available,
     is_cuda_available,
+    is_deepspeed_available,
     is_fp16_available,
+    is_npu_available,
     is_peft_available,
     is_tensorboard_available,
+    is_torch_version,
     is_wandb_available,
+    is_xpu_available,
 )
 from .memory import clear_device_cache, find_executable_batch_size, release_memory, should_reduce_batch_size
 from .modeling import is_peft_model, load_checkpoint_in_model, load_state_dict

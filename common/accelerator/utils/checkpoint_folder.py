@@ -218,6 +218,7 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     for folder in folders:
         finish_or_warn(folder)
     damaged = []
+    errors = []
     for newest in folders:
         try:
             verify(newest)
@@ -225,8 +226,9 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
         except CheckpointError as error:
             logger.warning("skipping a checkpoint: %s", error)
             damaged.append(newest)
+            errors.append(str(error))
     else:
-        raise CheckpointError(f"there is no complete and undamaged checkpoint in {parent}")
+        raise CheckpointError("; ".join([f"there is no complete and undamaged checkpoint in {parent}", *errors]))
     logger.info("resuming from %s", newest)
     # Where nobody may write, all of this stays. The run can go on nevertheless.
     for path in damaged:

@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -298,6 +299,9 @@ class GradientAccumulationPlugin(KwargsHandler):
             raise ValueError(f"a window has at least one micro-batch, not {self.num_steps}")
 
 
+logger = logging.getLogger(__name__)
+
+_OF_FSDP_1 = ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "use_orig_params")
 _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 
@@ -315,13 +319,15 @@ class FullyShardedDataParallelPlugin:
         auto_wrap_policy: which layers are gathered one after the other: "transformer_based_wrap", "size_based_wrap" or
             "no_wrap", by which the whole model is gathered at once.
         cpu_offload: out of scope; only False passes.
-        state_dict_type: "FULL_STATE_DICT".
+        state_dict_type: "FULL_STATE_DICT"; "SHARDED_STATE_DICT" means the same here.
         activation_checkpointing: keep only the inputs of these layers, and compute their forward again in backward.
         transformer_cls_names_to_wrap: names of classes, as a list or with commas; by default the model's
             `_no_split_modules`.
         min_num_params: "size_based_wrap" gathers layers with more parameters than this apart; none if it is 0, as by
             default.
         cpu_ram_efficient_loading: has no effect: all ranks always start from rank 0's weights.
+        backward_prefetch, forward_prefetch, limit_all_gathers, sync_module_states, use_orig_params: settings of version
+            1, which have no effect, as in the original.
 
     Raises:
         NotImplementedError: for what is out of scope.
@@ -337,11 +343,19 @@ class FullyShardedDataParallelPlugin:
     transformer_cls_names_to_wrap: list[str] | str | None = None
     min_num_params: Any = None
     cpu_ram_efficient_loading: bool | None = None
+    backward_prefetch: Any = None
+    forward_prefetch: bool | None = None
+    limit_all_gathers: bool | None = None
+    sync_module_states: bool | None = None
+    use_orig_params: bool | None = None
 
     def __post_init__(self) -> None:
         self.fsdp_version = int(_given_or_env(self.fsdp_version, "FSDP_VERSION", 1))
         self.reshard_after_forward = self._flag("reshard_after_forward", "FSDP_RESHARD_AFTER_FORWARD", True)
-        self.auto_wrap_policy = str(_given_or_env(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")).upper()
+        policy = _given_or_env(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")
+        if callable(policy):
+            raise NotImplementedError("an auto_wrap_policy that is a function is out of scope: name a policy")
+        self.auto_wrap_policy = str(policy).upper()
         self.cpu_offload = self._flag("cpu_offload", "FSDP_OFFLOAD_PARAMS", False)
         kind = _given_or_env(self.state_dict_type, "FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")
         self.state_dict_type = str(getattr(kind, "name", kind)).upper()  # torch has an enumeration of the kinds
@@ -350,6 +364,7 @@ class FullyShardedDataParallelPlugin:
         self.transformer_cls_names_to_wrap = names.split(",") if isinstance(names, str) else names
         self.min_num_params = int(_given_or_env(self.min_num_params, "FSDP_MIN_NUM_PARAMS", 0))
         self._require_scope()
+        self._warn_of_what_has_no_effect()
 
     def _flag(self, name: str, variable: str, default: bool) -> bool:
         value = _given_or_env(getattr(self, name), variable, default)
@@ -363,7 +378,7 @@ class FullyShardedDataParallelPlugin:
             raise NotImplementedError(f"FSDP of version {self.fsdp_version} is out of scope: fsdp_version must be 2")
         if self.cpu_offload:
             raise NotImplementedError("FSDP with cpu_offload=True is out of scope")
-        if self.state_dict_type != "FULL_STATE_DICT":
+        if self.state_dict_type not in ("FULL_STATE_DICT", "SHARDED_STATE_DICT"):
             raise NotImplementedError(
                 f"FSDP with state_dict_type={self.state_dict_type} is out of scope: choose FULL_STATE_DICT"
             )
@@ -371,6 +386,13 @@ class FullyShardedDataParallelPlugin:
             raise ValueError(f"auto_wrap_policy {self.auto_wrap_policy!r} is none of {', '.join(_FSDP_WRAP_POLICIES)}")
         if self.activation_checkpointing and self.auto_wrap_policy == "NO_WRAP":
             raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
+
+    def _warn_of_what_has_no_effect(self) -> None:
+        for name in _OF_FSDP_1:
+            if getattr(self, name) is not None:
+                logger.warning(f"{name} has no effect: it is a setting of FSDP's version 1")
+        if self.state_dict_type == "SHARDED_STATE_DICT":
+            logger.warning("state_dict_type=SHARDED_STATE_DICT has no effect: checkpoints hold whole tensors")
 
 
 def _given_or_env(given: Any, variable: str, default: Any) -> Any:

@@ -1,10 +1,22 @@
 """Questions of scripts: is a library installed, and what can the hardware do?"""
 
+import importlib.metadata
 import importlib.util
+import operator
 
 import torch
+from torch.torch_version import TorchVersion
 
 from .environment import patch_environment
+
+_COMPARISONS = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    "<": operator.lt,
+}
 
 
 def _is_installed(package: str) -> bool:
@@ -23,6 +35,31 @@ def is_wandb_available() -> bool:
 
 def is_peft_available() -> bool:
     return _is_installed("peft")
+
+
+def is_deepspeed_available() -> bool:
+    return _is_installed("deepspeed")
+
+
+def is_npu_available(check_device: bool = False) -> bool:
+    """False: the core knows no such device. Scripts ask beside `is_cuda_available`."""
+    return False
+
+
+def is_xpu_available(check_device: bool = False) -> bool:
+    """False: the core knows no such device. Scripts ask beside `is_cuda_available`."""
+    return False
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """The answer to, for example, `is_torch_version(">=", "2.9")`."""
+    return compare_versions("torch", operation, version)
+
+
+def compare_versions(library_or_version: str, operation: str, requirement_version: str) -> bool:
+    """The same for any installed library."""
+    installed = TorchVersion(importlib.metadata.version(library_or_version))
+    return _COMPARISONS[operation](installed, requirement_version)
 
 
 def is_cuda_available() -> bool:

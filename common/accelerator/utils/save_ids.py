@@ -11,7 +11,7 @@ collectives so far, the micro-batches since the last optimizer step, and the num
     wait_for_everyone(); save_state("a")    run-6-1-1
 
 This works because all ranks have entered the same collectives when they come to a line of the script. Without
-`all_ranks`, it fails in three cases. Then the newest checkpoint has no part of rank 1, and loading says so:
+`all_ranks`, it fails in three cases. In the last two the newest checkpoint has no part of rank 1, and loading says so:
 
 - The main process saves "a" alone, and then all ranks save "a" with no collective between, at the same place of a
   window. Rank 0 has the id run-5-0-2, and rank 1 run-5-0-1, so its part belongs to what the main process has saved

@@ -81,6 +81,7 @@ def train_on_a_rank(accelerator, batches=range(8), optimizer_first=False, load=N
                 norms.append(accelerator.clip_grad_norm_(model.parameters(), 1e9).item())
             optimizer.step()
             optimizer.zero_grad()
+        optimizer.load_state_dict(optimizer.state_dict())  # A script may go back to a state that it has kept.
         with torch.no_grad():
             model(tokens)  # An evaluation leaves nothing gathered.
     if save:
@@ -203,7 +204,8 @@ def test_uneven_inputs_are_not_joined_and_batches_stay_even():
     [
         ({"fsdp_version": None}, "FSDP of version 1 is out of scope"),
         ({"cpu_offload": True}, "FSDP with cpu_offload=True is out of scope"),
-        ({"state_dict_type": "sharded_state_dict"}, "state_dict_type=SHARDED_STATE_DICT is out of scope"),
+        ({"state_dict_type": "local_state_dict"}, "state_dict_type=LOCAL_STATE_DICT is out of scope"),
+        ({"auto_wrap_policy": len}, "an auto_wrap_policy that is a function is out of scope"),
         ({"auto_wrap_policy": "by_layer"}, "auto_wrap_policy 'BY_LAYER' is none of TRANSFORMER_BASED_WRAP"),
         ({"reshard_after_forward": "FULL_SHARD"}, "reshard_after_forward must be true or false, not 'FULL_SHARD'"),
         ({"activation_checkpointing": True}, "activation_checkpointing needs an auto_wrap_policy"),
@@ -214,6 +216,12 @@ def test_a_bad_plugin_is_one_clear_line(settings, message):
     with pytest.raises((NotImplementedError, TypeError, ValueError), match=message) as raised:
         plugin(**settings)
     assert "\n" not in str(raised.value)
+
+
+def test_settings_without_effect_are_named(caplog):
+    plugin(state_dict_type="SHARDED_STATE_DICT", use_orig_params=True)
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first.startswith("use_orig_params has no effect") and "checkpoints hold whole tensors" in second
 
 
 def test_the_launchers_variables_are_the_defaults(monkeypatch):

@@ -106,9 +106,8 @@ def takes_the_calls_of(theirs: Callable, ours: Callable) -> bool:
 def test_the_accelerator_has_accelerates_methods_and_properties():
     left_out = {
         "context_parallel_rank", "data_parallel_rank", "data_parallel_shard_rank", "deepspeed_ulysses_dl_adapter",
-        "fp8_backend", "is_composable_parallelism_enabled", "lomo_backward", "maybe_context_parallel", "multi_device",
-        "non_blocking", "pipeline_parallel_rank", "should_save_model", "tensor_parallel_rank", "torch_device_mesh",
-        "use_seedable_sampler", "use_stateful_dataloader", "verify_device_map",
+        "fp8_backend", "is_composable_parallelism_enabled", "lomo_backward", "maybe_context_parallel",
+        "pipeline_parallel_rank", "should_save_model", "tensor_parallel_rank", "verify_device_map",
     }  # fmt: skip
     public = {name for name in dir(accelerate.Accelerator) if not name.startswith("_")}
     assert public - set(dir(Accelerator)) == left_out

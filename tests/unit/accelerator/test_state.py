@@ -32,11 +32,17 @@ def test_programs_may_ask_what_is_off(libraries):
     for library in libraries:
         accelerator = library.Accelerator(cpu=True)
         state = library.state.AcceleratorState()
+        utils = library.utils
+        settings = [accelerator.non_blocking, accelerator.use_seedable_sampler, accelerator.use_stateful_dataloader]
+        devices = [accelerator.torch_device_mesh, accelerator.multi_device, library.PartialState().default_device]
+        installed = [utils.is_xpu_available(), utils.is_npu_available(), bool(utils.is_deepspeed_available())]
+        versions = [utils.is_torch_version(">=", "2.11"), utils.compare_versions("torch", "<", "2.9")]
         kinds = [library.DistributedType[name] for name in ("DEEPSPEED", "FSDP", "MULTI_GPU", "MEGATRON_LM", "XLA")]
         answers.append(
             {
                 "plugins": [state.deepspeed_plugin, accelerator.state.deepspeed_plugin, accelerator.deepspeed_plugin],
                 "parallelism": [state.parallelism_config, accelerator.parallelism_config],
+                "asked": [*settings, *devices, *installed, *versions],
                 "kinds": [accelerator.distributed_type == kind for kind in kinds],
                 "peft": bool(library.utils.is_peft_model(accelerator.prepare(torch.nn.Linear(1, 1)))),
             }
