@@ -32,7 +32,6 @@ LEVEL_02 = "02_ddp_raw/README.md"
 EXERCISES = {  # in the order of the climb
     "average_gradients": Exercise(10, LEVEL_02, "NaiveDDP (common/small/ddp/naive.py)"),
     "overlapped_ddp": Exercise(25, DDP_PAGE, "OverlappedDDP (common/small/ddp/overlapped.py)"),
-    "buckets": Exercise(25, DDP_PAGE, "BucketedDDP (common/small/ddp/bucketed.py)"),
     "ring_all_reduce": Exercise(40, LEVEL_02, "the small ring (common/small/ring.py)"),
     "sampler": Exercise(15, LEVEL_02, "DistributedEvalSampler (common/eval_sampler.py)"),
     "exact_evaluation": Exercise(15, LEVEL_02, "one device"),

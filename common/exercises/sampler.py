@@ -36,10 +36,13 @@ def reference() -> dict[str, list]:
 
 def attempt(solution: ModuleType, _: Traffic) -> dict[str, list]:
     torch.manual_seed(dist.get_rank())  # ranks draw different random numbers
+    state = torch.get_rng_state()
     shares: dict[str, list] = {}
     for size in SIZES:
         dataset = range(100, 100 + size)  # the numbers of the samples are not the samples
         shares |= shares_of(solution.ExactSampler(dataset, dist.get_rank(), dist.get_world_size(), SEED), size)
+    if not torch.equal(torch.get_rng_state(), state):
+        raise Mistake("torch's global generator was used: dropout would then draw the same numbers on all ranks")
     return shares
 
 

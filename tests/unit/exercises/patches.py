@@ -18,9 +18,6 @@ RIGHT = {
         Patch("in self.handles:", "in set(self.handles):"),
         Patch("handle.wait()", "handle.is_completed() or handle.wait()"),
     ],
-    "buckets": [
-        Patch("parameter.grad.copy_(part.view_as(parameter))", "parameter.grad = part.view_as(parameter)"),
-    ],
 }
 
 WRONG = {
@@ -50,11 +47,6 @@ WRONG = {
         Patch("async_op=True))", "async_op=True))\n        parameter.grad /= 2", ["changed while it was under way"]),
         Patch("register_post_accumulate_grad_hook(self.start_all_reduce)", "numel()", ["0 all-reduces began"]),
     ],
-    "buckets": [
-        Patch("reversed(parameters)", "parameters", ["go from the last parameter"]),
-        Patch("parameter.nbytes", "parameter.numel()", ["close a bucket when"]),
-        Patch("parameter.grad.flatten()", "parameter.grad.float().flatten()", ["are rounded"]),
-    ],
     "ring_all_reduce": [
         Patch("    chunks = ", "    dist.all_reduce(tensor)\n    return\n    chunks = ", ["without dist.all_reduce"]),
         Patch(
@@ -71,6 +63,7 @@ WRONG = {
     "sampler": [
         Patch("self.seed + self.epoch", "self.seed", ["in epoch 1", "is dealt out once, but not in the order"]),
         Patch("self.seed + self.epoch", "self.seed + self.epoch + self.rank", ["without filling up"]),
+        Patch("torch.Generator().manual_seed(", "torch.manual_seed(", ["torch's global generator was used"]),
     ],
     "exact_evaluation": [
         Patch("dist.all_reduce(counts)", "pass", ["not the fraction of right answers"]),

@@ -96,7 +96,7 @@ def test_the_command_line_prints_the_task_and_where_to_begin(capsys):
 
 
 def test_an_exercise_or_a_file_that_does_not_exist_is_an_error(capsys):
-    for argv, message in ((["juggling"], "'juggling' (choose from"), (["buckets", "no.py"], "there is no file no.py")):
+    for argv, message in ((["juggling"], "'juggling' (choose from"), (["zero1", "no.py"], "there is no file no.py")):
         with pytest.raises(SystemExit) as ended:
             main(["check", *argv])
         assert ended.value.code
