@@ -27,6 +27,11 @@ def why_ranks_wait(records: list[Record], positions: str) -> Finding:
     if len(calls) == 1:
         advice = "let all ranks call it, and rank 0 print; if all do, let them leave the loop before it at one step"
         return Finding(text, f"{advice}. {IF_IT_WORKS}", pitfall="collective_on_rank_0")
+    evaluations = [len(record.evaluations) for record in records]
+    if not calls and len(set(evaluations)) > 1:
+        text = f"{text}; the ranks have begun {', '.join(map(str, evaluations))} evaluations"
+        advice = "evaluate on all ranks, or by `model.module`: a forward of DDP may send buffers to the other ranks"
+        return Finding(text, f"{advice}. {IF_IT_WORKS}", pitfall="collective_on_rank_0")
     return Finding(text, f"see what each line waits for: ranks must leave a loop at one step. {IF_IT_WORKS}")
 
 

@@ -307,6 +307,11 @@ def test_a_collective_that_not_all_ranks_have_called_is_named(of_ranks, pitfall,
     assert answer.text.endswith(found)
 
 
+def test_a_rank_that_evaluates_alone_is_named():
+    records = [Record(0, end=STOPPED, epochs=[epoch_of(range(4), trained=False)]), Record(1, end=STOPPED)]
+    assert end.check_end(records).text.endswith("the ranks have begun 1, 0 evaluations")
+
+
 def test_without_a_process_group_only_a_bad_end_is_examined():
     alone = Record(0, end=End("finished"), last_printed="no training")
     assert checks.why_nothing_was_examined([alone, alone]).endswith("; it printed last: no training")
