@@ -115,16 +115,21 @@ def train(args):
     accelerator = Accelerator(
         cpu=not torch.cuda.is_available(),
         mixed_precision=args.mixed_precision,
+        log_with=args.tracker,
+        project_dir=args.output_dir,
         dataloader_config=DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True, data_seed=args.seed),
     )
     set_seed(args.seed)
     lines = read_lines(args.pages, args.length)
+    if len(lines) < args.batch_size:
+        raise SystemExit(f"{len(lines)} lines do not fill a batch of {args.batch_size}")
     loader = DataLoader(lines, args.batch_size, shuffle=True, drop_last=True, collate_fn=pad)
     model = TinyGPT(args.length, args.checkpointing)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     accelerator.print(f"{len(lines)} lines, {accelerator.num_processes} × {accelerator.distributed_type.value}")
 
+    accelerator.init_trackers("tiny_gpt", config={"lr": args.lr, "batch_size": args.batch_size})
     losses = []
     while len(losses) < args.max_steps:
         for batch in loader:
@@ -135,6 +140,7 @@ def train(args):
             losses.append(accelerator.reduce(loss.detach(), reduction="mean").item())
             if len(losses) % args.log_every == 0:
                 accelerator.print(f"step {len(losses)}: loss {losses[-1]:.4f}")
+                accelerator.log({"loss": losses[-1]}, step=len(losses))
             if len(losses) == args.max_steps:
                 break
     sample = write(model, "The ", args.length - 4, accelerator.device)
@@ -155,8 +161,9 @@ def main():
     parser.add_argument("--mixed-precision", choices=["no", "bf16"])
     parser.add_argument("--checkpointing", action="store_true", help="keep less, and compute the blocks twice")
     parser.add_argument("--log-every", type=int, default=50)
+    parser.add_argument("--tracker", help="jsonl or tensorboard")
     parser.add_argument("--pages", type=Path, default=Path(__file__).resolve().parents[2], help="a folder of .md files")
-    parser.add_argument("--output-dir", help="a folder for the weights")
+    parser.add_argument("--output-dir", help="a folder for the weights and the tracker's files")
     train(parser.parse_args())
 
 

@@ -76,9 +76,9 @@ def train(args):
             best = accuracy
             accelerator.save(weights, output / "best.pt")
 
-    accelerator.wait_for_everyone()  # rank 0 may still be writing what the others are about to read
+    accelerator.wait_for_everyone()  # rank 0 may still be writing what the others read, on a disk that all share
     bare = accelerator.unwrap_model(model)
-    bare.load_state_dict(torch.load(output / "best.pt", map_location=accelerator.device, weights_only=True))
+    bare.load_state_dict(torch.load(output / "best.pt", map_location="cpu", weights_only=True))
     accuracy, evaluated = evaluate(accelerator, model, test_loader)
     accelerator.print(f"best: {accuracy:.2%} of {evaluated}")
     accelerator.end_training()
