@@ -11,6 +11,7 @@ With --checkpoint it saves after each epoch. After Ctrl-C the same command goes 
 import argparse
 import math
 import os
+import tempfile
 
 import torch
 import torch.nn.functional as F
@@ -92,15 +93,22 @@ def evaluate(model, loader, device):
     return totals
 
 
+def make_folder(path):
+    """Make the folder of a checkpoint. Where nothing can be written this fails, and not the first save."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+
+
 def save(path, model, optimizer, epoch):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
     torch.save(state, path + ".new")
     os.replace(path + ".new", path)  # a crash leaves the old file or the new one, and no half of one
 
 
-def load(path, model, optimizer, device):
+def load(path, model, optimizer):
     """Go on from a checkpoint. Returns the epoch that comes next."""
-    saved = torch.load(path, map_location=device, weights_only=True)
+    saved = torch.load(path, map_location="cpu", weights_only=True)  # on a GPU, AdamW's step count would be waited for
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     return saved["epoch"] + 1
@@ -120,11 +128,10 @@ def train(args):
     model = build_network(args, train_set).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     if args.checkpoint:
-        os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
-        open(args.checkpoint + ".new", "wb").close()  # fail before the training, not after its first epoch
+        make_folder(args.checkpoint)
     first_epoch = 0
     if args.checkpoint and os.path.exists(args.checkpoint):
-        first_epoch = load(args.checkpoint, model, optimizer, device)
+        first_epoch = load(args.checkpoint, model, optimizer)
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader), first_epoch * len(train_loader))
 
     for epoch in range(first_epoch, args.epochs):

@@ -48,6 +48,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--images", type=int, default=32, help="images of a rank in a step")
     images = torch.randn(parser.parse_args().images, 1, 28, 28)
+    if "WORLD_SIZE" not in os.environ:
+        parser.error("start it by torchrun --standalone --nproc-per-node 2 02_ddp_raw/profile_step.py")
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     convolutions = [nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]

@@ -1,6 +1,6 @@
 """A template for level 02: DistributedDataParallel, one process per device. It imports nothing of this repository.
 
-    torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA --epochs 10 --checkpoint run.pt
+    torchrun --standalone --nproc-per-node 2 02_ddp_raw/template.py DATA --epochs 10 --checkpoint run_02.pt
 
 For a task of your own change three places: `Images` with `load_data`, `build_network`, `compute_loss` with `score`.
 With --checkpoint it saves after each epoch. After Ctrl-C the same command goes on with the epoch that was cut short.
@@ -10,6 +10,7 @@ To continue on several machines, the file has to be on a disk that they share: e
 import argparse
 import math
 import os
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -110,15 +111,22 @@ def join_group():
     return device
 
 
+def make_folder(path):
+    """Make the folder of a checkpoint. Where nothing can be written this fails, and not the first save."""
+    folder = os.path.dirname(os.path.abspath(path))
+    os.makedirs(folder, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+
+
 def save(path, model, optimizer, epoch):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
     torch.save(state, path + ".new")
     os.replace(path + ".new", path)  # a crash leaves the old file or the new one, and no half of one
 
 
-def load(path, model, optimizer, device):
+def load(path, model, optimizer):
     """Go on from a checkpoint. Returns the epoch that comes next."""
-    saved = torch.load(path, map_location=device, weights_only=True)
+    saved = torch.load(path, map_location="cpu", weights_only=True)  # on a GPU, AdamW's step count would be waited for
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     return saved["epoch"] + 1
@@ -146,13 +154,12 @@ def train(args):
     model = DistributedDataParallel(model)  # FROM_YOUR_SCRIPT.md says what it does to batch norm
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     if rank == 0 and args.checkpoint:
-        os.makedirs(os.path.dirname(os.path.abspath(args.checkpoint)), exist_ok=True)
-        open(args.checkpoint + ".new", "wb").close()  # fail before the training, not after its first epoch
+        make_folder(args.checkpoint)
     first_epoch = 0
     found = [bool(args.checkpoint) and os.path.exists(args.checkpoint)]
     dist.broadcast_object_list(found)  # rank 0 has looked, so all ranks resume or none does
     if found[0]:
-        first_epoch = load(args.checkpoint, model.module, optimizer, device)  # every rank reads the file
+        first_epoch = load(args.checkpoint, model.module, optimizer)  # every rank reads the file
     schedule = cosine_schedule(optimizer, args.epochs * len(train_loader), first_epoch * len(train_loader))
 
     for epoch in range(first_epoch, args.epochs):

@@ -222,6 +222,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, ima
     assert max_weight_difference(resumed, whole) == 0
     again = train(level, images, world_size, WITH_DROPOUT, flags=saved)
     assert max_weight_difference(again, whole) == 0, "a run that is complete trains nothing more"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"], "no draft is left"
     if (tmp_path / "run").is_dir():
         assert len(list((tmp_path / "run").iterdir())) == 2, "a training does not fill the disk"
 
