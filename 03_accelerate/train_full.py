@@ -73,7 +73,7 @@ def train(args):
     resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*")
     if resumes:
         accelerator.load_state()  # the newest checkpoint that is whole: also `progress`, and random numbers
-        accelerator.step = 0  # micro-batches so far: a window begins, perhaps of another number of them
+        accelerator.step = 0  # the checkpoint's count of micro-batches; this run may accumulate another number
         refuse_longer_training(args.epochs, progress.step, steps_per_epoch)
         if accelerator.is_main_process:  # accelerator.print would print on each machine
             print(f"{args.level}: resumed at step {progress.step}")

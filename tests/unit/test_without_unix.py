@@ -1,7 +1,6 @@
 """The levels train without what only Linux has, and where there is no `fcntl` and no `os.getuid`, as on Windows."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,3 @@ def test_a_level_trains_without_what_only_linux_has(level, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("synthetic accuracy") == 1
     assert bool(flags) == any(tmp_path.rglob("manifest.json"))
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)  # Every rank starts anew where none can be forked.
-def test_the_comparison_runs_without_what_only_linux_has(tmp_path):
-    flags = ["--steps", "2", "--rounds", "1", "--dataset", "synthetic", "--out", str(tmp_path / "out")]
-    done = run_to_end([sys.executable, "-m", "benchmarks.compare", *flags], seconds=800, **ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    assert "IN STEP: 5 levels" in done.stdout and "EXACT: " in done.stdout

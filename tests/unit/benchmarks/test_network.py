@@ -12,7 +12,6 @@ from benchmarks.harness.node_ranks import run_on_nodes
 from benchmarks.harness.two_nodes import ADDRESSES, INTERFACE, two_nodes
 from benchmarks.suites import network
 from common.processes import RankFailed
-from tests.jobs import job
 
 
 def test_nodes_that_cannot_be_deleted_and_limits_that_cannot_be_lifted_are_named(tmp_path, monkeypatch, capsys):
@@ -59,17 +58,6 @@ def test_ranks_run_jobs_on_two_nodes_also_after_one_has_failed(capfd):
         interfaces = pair(socket.if_nameindex, timeout=100)
         assert interfaces == [[(1, "lo"), (2, INTERFACE)]] * 2
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("needs_two_nodes")
-def test_a_suite_that_is_terminated_leaves_no_node_behind():
-    with job([sys.executable, "-m", "benchmarks", "network", "--quick"]) as suite:
-        nodes = {f"ladder-{suite.processes[0].pid}-{node}" for node in (0, 1)}
-        suite.wait_for(lambda: nodes <= _namespaces() and len(suite.environments()) > 3)  # a rank has started
-        suite.processes[0].terminate()
-        suite.end()
-    assert not nodes & _namespaces()
 
 
 def _namespaces() -> set[str]:
