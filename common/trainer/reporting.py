@@ -78,7 +78,9 @@ class PrinterCallback(TrainerCallback):
             print_summary(args, state, kwargs["train_dataloader"])
 
     def on_log(self, args, state, control, logs, **kwargs):
-        logs.pop("total_flos", None)  # as in the original; at the end `train` returns these logs
+        if args.disable_tqdm:
+            # As in the original; at the end `train` returns these logs. Without the argument, the original has a bar.
+            logs.pop("total_flos", None)
         if state.is_world_process_zero:
             print_log(logs)
 
@@ -87,17 +89,20 @@ class ProgressCallback(TrainerCallback):
     """A bar on the terminal with loss, learning rate and time left, above it the summary and the evaluations."""
 
     training_bar: tqdm | None = None  # Subclasses write above it.
-    prediction_bar = None  # The original's, of an evaluation.
+    prediction_bar = None  # No evaluation has one.
+    current_step = 0
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
             print_summary(args, state, kwargs["train_dataloader"])
             # It redraws itself ten times a second at most; in other steps it only compares two times.
             self.training_bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", dynamic_ncols=True)
+        self.current_step = state.global_step
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.training_bar is not None:
-            self.training_bar.update()
+            self.training_bar.update(state.global_step - self.current_step)
+            self.current_step = state.global_step
 
     def on_log(self, args, state, control, logs, **kwargs):
         if self.training_bar is not None and "loss" in logs:
@@ -110,6 +115,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_end(self, args, state, control, **kwargs):
         if self.training_bar is not None:
             self.training_bar.close()
+            self.training_bar = None
 
 
 class TrackerCallback(TrainerCallback):

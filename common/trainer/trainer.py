@@ -36,12 +36,18 @@ logger = get_logger(__name__)
 
 # Methods of the original that public subclasses override, and that this Trainer does not have.
 NEVER_CALLED = (
+    "_clip_grad_norm",
+    "_evaluate",
+    "_get_dataloader",
     "_inner_training_loop",
-    "_load_best_model",
     "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
     "_maybe_log_save_evaluate",
+    "_prepare_input",
     "_rotate_checkpoints",
     "_save_optimizer_and_scheduler",
+    "_save_rng_state",
     "create_accelerator_and_postprocess",
     "get_batch_samples",
 )
@@ -79,6 +85,9 @@ class Trainer:
     label_smoother = None
     hp_search_backend = None
     can_return_loss = False
+    is_fsdp_xla_v2_enabled = False
+    is_distributed_loading_by_transformers = False
+    # A copied `evaluate` starts and stops it.
     _memory_tracker = reporting.NoMemoryTracker()
 
     # The training under way. Each call of `train` makes these anew, as it does `state`, which callbacks see.
@@ -303,6 +312,10 @@ class Trainer:
         self.accelerator.backward(loss)
         return loss.detach()
 
+    def compute_loss_context_manager(self) -> AbstractContextManager:
+        """The context of each forward, for overrides; the accelerator has its own."""
+        return nullcontext()
+
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
     ) -> Any:
@@ -355,7 +368,8 @@ class Trainer:
     def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
         if self._compute_loss_takes_count:
             options["num_items_in_batch"] = num_items
-        return self.compute_loss(model, inputs, **options)
+        with self.compute_loss_context_manager():
+            return self.compute_loss(model, inputs, **options)
 
     def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
         """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
@@ -394,9 +408,7 @@ class Trainer:
     def _optimizer_step(self) -> None:
         """One optimizer step with the gradients of a window. It waits for the device in fp16 only."""
         # Without a limit this measures the norm and leaves finite gradients alone.
-        limit = self.args.max_grad_norm
-        if limit is None or limit <= 0:
-            limit = float("inf")
+        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
         grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
         self.call_event("on_pre_optimizer_step")
         self.optimizer.step()
@@ -492,7 +504,6 @@ class Trainer:
         metrics = evaluation.speed_metrics("train", start_time, num_steps * self.plan.samples_per_step, num_steps)
         metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
-        self.is_in_train = False
         self.log(metrics)
         if state.best_global_step is not None and state.best_global_step not in self.progress.saved_steps:
             logger.warning(
@@ -500,22 +511,28 @@ class Trainer:
                 f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
             )
         if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            checkpoint.load_best_model(self.accelerator, self.model, state.best_model_checkpoint)
+            self._load_best_model()
         self.call_event("on_train_end")
+        self.is_in_train = False
         return evaluation.TrainOutput(state.global_step, train_loss, metrics)
 
     # Checkpoints.
 
     def _get_output_dir(self, trial: Any) -> str:
-        """The folder of the checkpoints, for overrides of `_save_checkpoint`; `trial` has no effect."""
+        """The folder of the checkpoints; `trial` is for overrides."""
         return self.args.output_dir
+
+    def _load_best_model(self) -> None:
+        """Load the weights of `state.best_model_checkpoint`. All ranks call this."""
+        checkpoint.load_best_model(self.accelerator, self.model, str(self.state.best_model_checkpoint))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
         state = self.state
-        folder = checkpoint.checkpoint_folder(self.args.output_dir, state.global_step)
+        output_dir = self._get_output_dir(trial=trial)
+        folder = checkpoint.checkpoint_folder(output_dir, state.global_step)
         self.progress.saved_steps.append(state.global_step)
-        self._note_best_checkpoint(folder)
+        self._note_best_checkpoint(folder, output_dir)
         state.stateful_callbacks = self.callback_handler.states(self.control)
         progress = self.progress.state_dict(self.plan, self.accelerator, self.control.should_epoch_stop)
         # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
@@ -525,15 +542,15 @@ class Trainer:
         if limit is not None:
             kept = [folder, Path(state.best_model_checkpoint or folder)]
             saved_steps = self.progress.saved_steps
-            delete_oldest = partial(checkpoint.delete_oldest, self.args.output_dir, saved_steps, kept, limit)
+            delete_oldest = partial(checkpoint.delete_oldest, output_dir, saved_steps, kept, limit)
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
-    def _note_best_checkpoint(self, newest: Path) -> None:
+    def _note_best_checkpoint(self, newest: Path, output_dir: str) -> None:
         """Note this run's checkpoint of its best step, if there is one; the folder `newest` is about to be written."""
         state = self.state
         if state.best_global_step not in self.progress.saved_steps:  # a folder of that name is another run's
             return
-        best = checkpoint.checkpoint_folder(self.args.output_dir, state.best_global_step)
+        best = checkpoint.checkpoint_folder(output_dir, state.best_global_step)
         if best == newest or best.exists():  # else it lies where the run was resumed from
             state.best_model_checkpoint = str(best)
 
@@ -720,7 +737,8 @@ class Trainer:
                 loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
-                outputs = batches.call_model(model, inputs)
+                with self.compute_loss_context_manager():
+                    outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
         model = batches.model_inside(self.model)
@@ -746,7 +764,7 @@ class Trainer:
             settings["drop_last"] = args.dataloader_drop_last
             seed_worker = partial(loading.seed_worker, num_workers=args.dataloader_num_workers, rank=rank)
             settings["worker_init_fn"] = seed_worker
-        return self._make_loader(self.train_dataset, args.per_device_train_batch_size, **settings)
+        return self._make_loader(self.train_dataset, args.per_device_train_batch_size, "Training", **settings)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -762,28 +780,28 @@ class Trainer:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        return self._make_eval_loader(dataset)
+        return self._make_eval_loader(dataset, "Evaluation")
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return self._make_eval_loader(test_dataset)
+        return self._make_eval_loader(test_dataset, "test")
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         return None
 
-    def _make_eval_loader(self, dataset: Dataset | None) -> DataLoader:
+    def _make_eval_loader(self, dataset: Dataset | None, description: str) -> DataLoader:
         if dataset is None:
             raise ValueError("an evaluation needs an eval_dataset")
         sampler = None if isinstance(dataset, IterableDataset) else self._get_eval_sampler(dataset)
-        return self._make_loader(dataset, self.args.per_device_eval_batch_size, sampler=sampler)
+        return self._make_loader(dataset, self.args.per_device_eval_batch_size, description, sampler=sampler)
 
-    def _make_loader(self, dataset: Dataset, batch_size: int, **settings: Any) -> DataLoader:
+    def _make_loader(self, dataset: Dataset, batch_size: int, description: str, **settings: Any) -> DataLoader:
         args = self.args
         collator = self.data_collator
         if batches.is_table(dataset):
-            dataset = self._remove_unused_columns(dataset)
+            dataset = self._remove_unused_columns(dataset, description=description)
         else:
-            collator = self._get_collator_with_removed_columns(collator)
+            collator = self._get_collator_with_removed_columns(collator, description=description)
         loader = DataLoader(
             dataset,
             batch_size,
@@ -876,7 +894,7 @@ class Trainer:
     # Files.
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model into `output_dir`, by default `args.output_dir`, on the main process, and the tokenizer.
+        """Write the model into `output_dir`, by default `args.output_dir`, and the tokenizer, on the main process.
 
         The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
         script may call this on the main process alone, except under FSDP, where all ranks call it. `_internal_call` is
@@ -889,7 +907,7 @@ class Trainer:
             self._save(folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write as `save_model` does, with other weights if `state_dict` has them. Scripts call and override it."""
+        """Write as `save_model` does, which calls it on all ranks, with the weights of `state_dict` if it is given."""
         folder = output_dir or self.args.output_dir
         model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         weights = self.accelerator.get_state_dict(model) if state_dict is None else state_dict
@@ -935,9 +953,6 @@ class Trainer:
             write_atomically(Path(self.args.output_dir, "README.md"), reporting.model_card(self.state, description))
 
     # Copies of the original's methods call these.
-
-    def compute_loss_context_manager(self) -> AbstractContextManager:
-        return nullcontext()
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model

@@ -97,7 +97,7 @@ class TrainingArguments:
         lr_scheduler_type: one of `SCHEDULES`.
         lr_scheduler_kwargs: further options of the schedule, for example {"num_cycles": 1.5}.
         warmup_steps: steps of warm-up, or below 1 the share of all steps.
-        max_grad_norm: clip the total norm of the gradients to this; 0, less or None leaves them alone.
+        max_grad_norm: clip the total norm of the gradients to this; 0 or less leaves them alone.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
             each evaluation that improves `metric_for_best_model`.
         logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
@@ -147,7 +147,7 @@ class TrainingArguments:
     adam_beta1: float = 0.9
     adam_beta2: float = 0.999
     adam_epsilon: float = 1e-8
-    max_grad_norm: float | None = 1.0
+    max_grad_norm: float = 1.0
     optim: str = "adamw_torch_fused"
     lr_scheduler_type: str = "linear"
     lr_scheduler_kwargs: dict[str, Any] | str | None = None
@@ -450,11 +450,13 @@ class TrainingArguments:
         return process.local_main_process_first() if local else process.main_process_first()
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings, each Choice as plain text, without the token."""
-        settings = asdict(self) | {"hub_token": "<HUB_TOKEN>"}
+        """All settings, each Choice as plain text, without tokens."""
+        settings = asdict(self)
         for name, value in settings.items():
             if isinstance(value, Choice):
                 settings[name] = value.value
+            elif name.endswith("_token"):
+                settings[name] = f"<{name.upper()}>"
         return settings
 
     def to_json_string(self) -> str:

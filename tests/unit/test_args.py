@@ -133,9 +133,7 @@ def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):
         ("02_ddp_raw", [], "02_ddp_raw needs torchrun: torchrun --standalone"),
         ("00_single_gpu", ["--device", "mps"], "CUDA_VISIBLE_DEVICES says which GPUs"),
         (FULL, ["--checkpoint-every", "1m"], "seconds as in 60s, from 1 to 999999999, not '1m'"),
-        (FULL, ["--checkpoint-every", "0s"], "from 1 to 999999999, not '0s'"),
         ("00_single_gpu", ["--replicas"], "--replicas belongs to 01_data_parallel, not to 00_single_gpu"),
-        ("00_single_gpu", ["--save", "w" * 300], "it must be a file in a folder that exists"),
     ],
 )
 def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
@@ -187,7 +185,6 @@ def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
     [
         ("00_single_gpu", 3, "", "00_single_gpu is one process, but WORLD_SIZE is 3"),
         (FULL, 3, "", "--batch-size 64 is not divisible by 3 (3 processes): use 63 or 66"),
-        (FULL, 3, "--batch-size 2", "(3 processes): use 3"),
         (FULL, 3, "--gradient-accumulation-steps 2", "64 is not divisible by 6 (3 processes × 2 accumulation steps)"),
         (ladder.MESH, 6, "--tensor 2", "--batch-size 64 is not divisible by 3 (3 rows of 2 processes): use 63 or 66"),
         (ladder.MESH, 4, "--tensor 3", "3 does not divide the number of processes, 4"),
@@ -233,7 +230,6 @@ def test_a_train_full_takes_what_the_launcher_says(monkeypatch):
         (FULL, "", "GRADIENT_ACCUMULATION_STEPS=auto", "STEPS is 'auto': it must be a whole number"),
         (FULL, "--gradient-accumulation-steps 2", "GRADIENT_ACCUMULATION_STEPS=4", "=4 contradicts --gradient-acc"),
         ("04_trainer", "", "GRADIENT_ACCUMULATION_STEPS=4", "=4 contradicts --gradient-accumulation-steps 1: give one"),
-        ("04_trainer", "", "MIXED_PRECISION=bf16", "=bf16: only train_full.py has --mixed-precision"),
         ("03_accelerate", "", "MIXED_PRECISION=bf16", "=bf16: only train_full.py has --mixed-precision"),
         ("00_single_gpu", "--cores-per-device 1", "CPU_THREADS=3", "=3 contradicts --cores-per-device 1: give one of"),
     ],

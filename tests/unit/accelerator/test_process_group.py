@@ -134,6 +134,7 @@ def test_an_accelerator_after_end_training_joins_a_new_group():
         Accelerator(cpu=True, mixed_precision=precision).end_training()
 
 
+HOLDS = pytest.mark.skipif(torch.__version__ < "2.14", reason="older caches of FSDP's mesh cannot be emptied")
 LEAVES_A_GROUP = """
 import atexit, sys, weakref
 
@@ -161,9 +162,6 @@ if sys.argv[1:]:
 leave_process_group()
 print(group() is not None)
 """
-
-
-HOLDS = pytest.mark.skipif(torch.__version__ < "2.14", reason="older caches of FSDP's mesh cannot be emptied")
 
 
 @pytest.mark.parametrize("arguments", [[], pytest.param(["by FSDP"], marks=HOLDS)])

@@ -322,13 +322,6 @@ def test_without_a_process_group_only_a_bad_end_is_examined():
         assert "Not examined: all the rest, because no optimizer step was seen before the end.\n" in text
 
 
-def test_the_headline_says_how_many_samples_the_ranks_have_read_first():
-    records = [Record(rank, epochs=[epoch_of([1, 2, 3], batch_size=2 - rank)]) for rank in range(2)]
-    records[1].backend = "gloo"
-    summary = report.summary("train.py", records, 3)
-    assert summary.endswith("(gloo) in 3 s; optimizer steps: 0; samples in the first batches: 2, 1")
-
-
 def test_what_fails_leaves_the_answers_of_the_others_but_nothing_is_called_healthy(monkeypatch):
     monkeypatch.setattr(launch, "observe", lambda *args: [Record(0, backend="gloo"), Record(1)])
     assert program.main([__file__]) == 2  # as no check is right

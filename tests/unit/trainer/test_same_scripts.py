@@ -4,6 +4,7 @@ Each script is written once, for whichever library it is given, and both outcome
 """
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -247,20 +248,32 @@ class Numbered(Points):
         return super().__getitem__(index) | {"number": index}
 
 
-def test_an_override_may_keep_all_columns(tmp_path):
+def test_overrides_may_keep_all_columns_and_choose_folder_and_context(tmp_path):
     def script(library, folder):
-        class Keeping(library.Trainer):
-            def _get_collator_with_removed_columns(self, data_collator, description=None):
+        class Own(library.Trainer):
+            def _get_collator_with_removed_columns(self, data_collator, description):
+                calls.append(description)
                 return data_collator
 
             def compute_loss(self, model, inputs, *args, **kwargs):
-                numbers.append(inputs.pop("number").tolist())
+                calls.append(inputs.pop("number").tolist())
                 return super().compute_loss(model, inputs, *args, **kwargs)
 
-        numbers = []
-        trainer = make(library, folder, trainer_class=Keeping, extra={"train_dataset": Numbered(22)})
+            def compute_loss_context_manager(self):
+                return torch.autocast("cpu", torch.bfloat16)
+
+            def _get_output_dir(self, trial):
+                return f"{folder}/{trial}"
+
+            def log(self, logs, *args):
+                calls.append(self.is_in_train)
+                super().log(logs, *args)
+
+        calls = []
+        extra = {"train_dataset": Numbered(22)}
+        trainer = make(library, folder, trainer_class=Own, extra=extra, max_steps=2, save_strategy="epoch")
         trainer.train()
-        return numbers, end(trainer)
+        return calls, trainer.is_in_train, os.listdir(f"{folder}/None"), end(trainer)
 
     same_on_both(script, tmp_path)
 
