@@ -11,7 +11,6 @@ With --checkpoint it saves after each epoch. After Ctrl-C the same command goes 
 import argparse
 import math
 import os
-import tempfile
 
 import torch
 import torch.nn.functional as F
@@ -95,9 +94,9 @@ def evaluate(model, loader, device):
 
 def make_folder(path):
     """Make the folder of a checkpoint. Where nothing can be written this fails, and not the first save."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    open(path + ".new", "wb").close()
+    os.remove(path + ".new")
 
 
 def save(path, model, optimizer, epoch):

@@ -10,7 +10,6 @@ To continue on several machines, the file has to be on a disk that they share: e
 import argparse
 import math
 import os
-import tempfile
 
 import torch
 import torch.distributed as dist
@@ -113,9 +112,9 @@ def join_group():
 
 def make_folder(path):
     """Make the folder of a checkpoint. Where nothing can be written this fails, and not the first save."""
-    folder = os.path.dirname(os.path.abspath(path))
-    os.makedirs(folder, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    open(path + ".new", "wb").close()
+    os.remove(path + ".new")
 
 
 def save(path, model, optimizer, epoch):

@@ -161,7 +161,7 @@ def main():
     parser.add_argument("--mixed-precision", choices=["no", "bf16"])
     parser.add_argument("--checkpointing", action="store_true", help="keep less, and compute the blocks twice")
     parser.add_argument("--log-every", type=int, default=50)
-    parser.add_argument("--tracker", help="jsonl or tensorboard")
+    parser.add_argument("--tracker", help="jsonl or tensorboard; its files need --output-dir")
     parser.add_argument("--pages", type=Path, default=Path(__file__).resolve().parents[2], help="a folder of .md files")
     parser.add_argument("--output-dir", help="a folder for the weights and the tracker's files")
     train(parser.parse_args())

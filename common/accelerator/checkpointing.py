@@ -270,7 +270,10 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
         rank_state["gradients"] = [_gradients(model) for model in run.models]
     states = {}
     for name, each in run.objects_by_file().items():
-        states[name] = each.whole_state_dict() if isinstance(each, AcceleratedOptimizer) else each.state_dict()
+        if isinstance(each, AcceleratedOptimizer):
+            states[name] = each.state_dict(is_needed=PartialState().is_local_main_process)
+        else:
+            states[name] = each.state_dict()
     loader_states = {}
     for name, loader in run.loaders_by_file().items():
         state = loader.state_dict()

@@ -115,7 +115,9 @@ def all_gather_bytes(content: torch.Tensor) -> torch.Tensor:
     content = content.to(_device_of_messages())
     rows = content.new_empty(num_ranks, len(content))
     if len(content) > 0:
-        dist.all_gather(list(rows), content)
+        # torch 2.14 warns of the second name, and 2.11 does not have the first.
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        gather(rows.view(-1), content)
     return rows
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .loss_scaler import LossScaler
-from .state import GradientState, PartialState
+from .state import GradientState
 from .utils import fsdp_utils
 from .utils.weights import is_dtensor
 
@@ -139,18 +139,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state dict; under FSDP with this rank's shards."""
-        return self.optimizer.state_dict()
-
-    def whole_state_dict(self) -> dict[str, Any]:
-        """The state dict for a checkpoint. Under FSDP a collective: each machine's main process gets whole tensors."""
+    def state_dict(self, is_needed: bool = True) -> dict[str, Any]:
+        """The wrapped optimizer's state dict. Under FSDP a collective, with whole tensors on the ranks that need it."""
         if self._is_sharded():
-            return fsdp_utils.whole_optimizer_state(self.optimizer, is_needed=PartialState().is_local_main_process)
+            return fsdp_utils.whole_optimizer_state(self.optimizer, is_needed)
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load shards or, under FSDP, whole tensors."""
         if self._is_sharded():
             fsdp_utils.load_whole_optimizer_state(self.optimizer, state_dict)
         else:

@@ -2,7 +2,6 @@
 
 import copy
 import enum
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +11,10 @@ from typing import Any
 import torch
 
 from ..environment import str_to_bool
+from ..logging import get_logger
 from ..state import DistributedType  # noqa: F401
+
+logger = get_logger(__name__)
 
 
 class BaseEnum(enum.Enum):
@@ -299,9 +301,7 @@ class GradientAccumulationPlugin(KwargsHandler):
             raise ValueError(f"a window has at least one micro-batch, not {self.num_steps}")
 
 
-logger = logging.getLogger(__name__)
-
-_OF_FSDP_1 = ("backward_prefetch", "forward_prefetch", "limit_all_gathers", "sync_module_states", "use_orig_params")
+_OF_FSDP_1 = ("backward_prefetch", "limit_all_gathers", "sync_module_states", "use_orig_params")
 _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 
@@ -326,8 +326,7 @@ class FullyShardedDataParallelPlugin:
         min_num_params: "size_based_wrap" gathers layers with more parameters than this apart; none if it is 0, as by
             default.
         cpu_ram_efficient_loading: has no effect: all ranks always start from rank 0's weights.
-        backward_prefetch, forward_prefetch, limit_all_gathers, sync_module_states, use_orig_params: settings of version
-            1, which have no effect, as in the original.
+        backward_prefetch, limit_all_gathers, sync_module_states, use_orig_params: settings of version 1; no effect.
 
     Raises:
         NotImplementedError: for what is out of scope.
@@ -344,7 +343,6 @@ class FullyShardedDataParallelPlugin:
     min_num_params: Any = None
     cpu_ram_efficient_loading: bool | None = None
     backward_prefetch: Any = None
-    forward_prefetch: bool | None = None
     limit_all_gathers: bool | None = None
     sync_module_states: bool | None = None
     use_orig_params: bool | None = None
@@ -363,8 +361,9 @@ class FullyShardedDataParallelPlugin:
         names = _given_or_env(self.transformer_cls_names_to_wrap, "FSDP_TRANSFORMER_CLS_TO_WRAP", None)
         self.transformer_cls_names_to_wrap = names.split(",") if isinstance(names, str) else names
         self.min_num_params = int(_given_or_env(self.min_num_params, "FSDP_MIN_NUM_PARAMS", 0))
+        for name in _OF_FSDP_1:
+            setattr(self, name, _given_or_env(getattr(self, name), f"FSDP_{name.upper()}", None))
         self._require_scope()
-        self._warn_of_what_has_no_effect()
 
     def _flag(self, name: str, variable: str, default: bool) -> bool:
         value = _given_or_env(getattr(self, name), variable, default)
@@ -387,7 +386,7 @@ class FullyShardedDataParallelPlugin:
         if self.activation_checkpointing and self.auto_wrap_policy == "NO_WRAP":
             raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
 
-    def _warn_of_what_has_no_effect(self) -> None:
+    def warn_of_what_has_no_effect(self) -> None:
         for name in _OF_FSDP_1:
             if getattr(self, name) is not None:
                 logger.warning(f"{name} has no effect: it is a setting of FSDP's version 1")

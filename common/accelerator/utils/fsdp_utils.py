@@ -175,7 +175,7 @@ def whole_optimizer_state(optimizer: torch.optim.Optimizer, is_needed: bool) -> 
 
 
 def load_whole_optimizer_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load the shards of what `whole_optimizer_state` gave, on any number of ranks, or of what is in shards already."""
+    """Load the shards of what `whole_optimizer_state` gave, on any number of ranks."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     states = dict(state_dict["state"])

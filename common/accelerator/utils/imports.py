@@ -3,20 +3,14 @@
 import importlib.metadata
 import importlib.util
 import operator
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
 
 from .environment import patch_environment
 
-_COMPARISONS = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    "<": operator.lt,
-}
+_COMPARISONS = {">": "gt", ">=": "ge", "==": "eq", "!=": "ne", "<=": "le", "<": "lt"}  # names in `operator`
 
 
 def _is_installed(package: str) -> bool:
@@ -52,14 +46,18 @@ def is_xpu_available(check_device: bool = False) -> bool:
 
 
 def is_torch_version(operation: str, version: str) -> bool:
-    """The answer to, for example, `is_torch_version(">=", "2.9")`."""
     return compare_versions("torch", operation, version)
 
 
-def compare_versions(library_or_version: str, operation: str, requirement_version: str) -> bool:
-    """The same for any installed library."""
-    installed = TorchVersion(importlib.metadata.version(library_or_version))
-    return _COMPARISONS[operation](installed, requirement_version)
+def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
+    """The answer to, for example, `compare_versions("numpy", ">=", "2.0")`; in place of a name, a `Version` will do."""
+    if operation not in _COMPARISONS:
+        raise ValueError(f"`operation` must be one of {list(_COMPARISONS)}, received {operation}")
+    version = library_or_version
+    if isinstance(version, str):
+        version = importlib.metadata.version(version)
+    compare = getattr(operator, _COMPARISONS[operation])
+    return compare(TorchVersion(str(version)), requirement_version)
 
 
 def is_cuda_available() -> bool:

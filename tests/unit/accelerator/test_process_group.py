@@ -166,7 +166,6 @@ print(group() is not None)
 
 @pytest.mark.parametrize("arguments", [[], pytest.param(["by FSDP"], marks=HOLDS)])
 def test_the_group_that_was_left_is_freed_before_the_interpreter_ends(arguments):
-    """That waits for its threads. One may want the GIL of an interpreter that is gone, which aborts the process."""
     finished = run_to_end([sys.executable, "-c", LEAVES_A_GROUP, *arguments])
     assert finished.stdout.split() == ["True", "False"], finished.stderr
 

@@ -52,6 +52,9 @@ FSDP_SETTINGS = {
     "fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
     "fsdp_min_num_params": "FSDP_MIN_NUM_PARAMS",
     "fsdp_cpu_ram_efficient_loading": "FSDP_CPU_RAM_EFFICIENT_LOADING",
+    "fsdp_backward_prefetch": "FSDP_BACKWARD_PREFETCH",
+    "fsdp_sync_module_states": "FSDP_SYNC_MODULE_STATES",
+    "fsdp_use_orig_params": "FSDP_USE_ORIG_PARAMS",
 }
 INTEGERS = ("machine_rank", "main_process_port", "num_machines", "num_processes")
 FLAGS = ("same_network", "use_cpu")
