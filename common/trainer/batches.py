@@ -78,8 +78,8 @@ def no_common_column(given: Iterable[str], taken: Iterable[str]) -> ValueError:
 
 def is_table(dataset: Any) -> bool:
     """True for a `Dataset` of the library `datasets`: as in the original, the columns of others go in the collator."""
-    library = sys.modules.get("datasets")
-    return isinstance(dataset, getattr(library, "Dataset", ()))
+    library = sys.modules.get("datasets")  # It may be a folder of the script.
+    return isinstance(dataset, getattr(library, "Dataset", ())) and hasattr(dataset, "remove_columns")
 
 
 def parameters(function: Callable) -> list[str]:

@@ -41,7 +41,6 @@ def is_npu_available(check_device: bool = False) -> bool:
 
 
 def is_xpu_available(check_device: bool = False) -> bool:
-    """False: the core knows no such device. Scripts ask beside `is_cuda_available`."""
     return False
 
 
