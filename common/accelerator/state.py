@@ -371,7 +371,6 @@ class AcceleratorState(PartialState):
         if fsdp_plugin is not None and precision == "fp16":
             raise NotImplementedError("FSDP in fp16 is out of scope: choose mixed_precision 'bf16' or 'no'")
         if fsdp_plugin is not None and process.device.type == "cuda" and process.backend == "gloo":
-            # torch 2.11 ends in a segmentation fault when it collects whole weights.
             raise ValueError("FSDP on GPUs needs nccl, and a GPU for each process")
         self.__dict__.update(process.__dict__)
         if fsdp_plugin is not None:

@@ -83,7 +83,7 @@ def check_means(subject: str, actual: list[list], expected: list[Gradients]) -> 
     elif near(actual, means, times=world_size):
         sentence = "are the sums over the ranks: divide by the world size"
     elif near(actual[:1], means[:1]):
-        sentence = "are right on rank 0 alone: all_reduce gives every rank the sum"
+        sentence = "are right on rank 0, but not on all ranks: all_reduce gives each the sum, and each divides it"
     elif near(actual, own) or near(actual, own, times=1 / world_size):
         sentence = "are each rank's own: all_reduce writes the sum into the tensor that it is given, and no other"
     else:

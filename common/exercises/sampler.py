@@ -42,7 +42,7 @@ def attempt(solution: ModuleType, _: Traffic) -> dict[str, list]:
         dataset = range(100, 100 + size)  # the numbers of the samples are not the samples
         shares |= shares_of(solution.ExactSampler(dataset, dist.get_rank(), dist.get_world_size(), SEED), size)
     if not torch.equal(torch.get_rng_state(), state):
-        raise Mistake("torch's global generator was used: dropout would then draw the same numbers on all ranks")
+        raise Mistake("torch's global generator was used: make a torch.Generator, and seed it with seed + epoch")
     return shares
 
 

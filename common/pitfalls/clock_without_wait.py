@@ -12,21 +12,22 @@ import torch
 import torch.distributed as dist
 
 
-def start_work():
+def wait_on_rank_1():
     if dist.get_rank() == 1:
         time.sleep(0.3)
-    return dist.all_reduce(torch.ones(1_000_000), async_op=True)
 
 
 def wrong():
+    wait_on_rank_1()
     started = time.perf_counter()
-    work = start_work()
+    work = dist.all_reduce(torch.ones(1_000_000), async_op=True)
     return time.perf_counter() - started, work
 
 
 def right():
+    wait_on_rank_1()
     started = time.perf_counter()
-    work = start_work()
+    work = dist.all_reduce(torch.ones(1_000_000), async_op=True)
     work.wait()
     return time.perf_counter() - started, work
 

@@ -78,11 +78,16 @@ class PrinterCallback(TrainerCallback):
             print_summary(args, state, kwargs["train_dataloader"])
 
     def on_log(self, args, state, control, logs, **kwargs):
-        if args.disable_tqdm:
-            # As in the original; at the end `train` returns these logs. Without the argument, the original has a bar.
-            logs.pop("total_flos", None)
+        logs.pop("total_flos", None)  # as in the original; at the end `train` returns these logs
         if state.is_world_process_zero:
             print_log(logs)
+
+
+class LinesCallback(PrinterCallback):
+    """The same lines where nobody has asked for them. The original has a bar there, which leaves the logs alone."""
+
+    def on_log(self, args, state, control, logs, **kwargs):
+        super().on_log(args, state, control, logs.copy())
 
 
 class ProgressCallback(TrainerCallback):
@@ -90,7 +95,6 @@ class ProgressCallback(TrainerCallback):
 
     training_bar: tqdm | None = None  # Subclasses write above it.
     prediction_bar = None  # No evaluation has one.
-    current_step = 0
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
@@ -141,18 +145,8 @@ class TrackerCallback(TrainerCallback):
         self.accelerator.log(values, step=state.global_step)
 
 
-class NoMemoryTracker:
-    """What copies of the original's methods start and stop; it measures nothing."""
-
-    def start(self) -> None:
-        pass
-
-    def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None) -> None:
-        pass
-
-
 def default_reporter(disable_tqdm: bool | None) -> TrainerCallback:
     """A bar, or plain lines with `disable_tqdm`; by default a bar where stderr is a terminal, and so in no notebook."""
-    if disable_tqdm is None:
-        disable_tqdm = not sys.stderr.isatty()
+    if disable_tqdm is None and not sys.stderr.isatty():
+        return LinesCallback()
     return PrinterCallback() if disable_tqdm else ProgressCallback()

@@ -10,10 +10,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from common.accelerator import Accelerator, utils
 from common.accelerator.logging import get_logger
 from common.accelerator.operations import run_on_all_ranks
-from common.accelerator.state import AcceleratorState
+from common.accelerator.state import AcceleratorState, do_nothing
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, losses, optimization, pretrained, reporting
@@ -34,9 +35,10 @@ from common.trainer.training_args import TrainingArguments, resolve_steps
 
 logger = get_logger(__name__)
 
-# Methods of the original that public subclasses override, and that this Trainer does not have.
+# Methods of the original's releases that public subclasses override, and that this Trainer does not have.
 NEVER_CALLED = (
     "_clip_grad_norm",
+    "_determine_best_metric",
     "_evaluate",
     "_get_dataloader",
     "_inner_training_loop",
@@ -87,8 +89,7 @@ class Trainer:
     can_return_loss = False
     is_fsdp_xla_v2_enabled = False
     is_distributed_loading_by_transformers = False
-    # A copied `evaluate` starts and stops it.
-    _memory_tracker = reporting.NoMemoryTracker()
+    _memory_tracker = SimpleNamespace(start=do_nothing, stop_and_update_metrics=do_nothing)
 
     # The training under way. Each call of `train` makes these anew, as it does `state`, which callbacks see.
     plan: Plan
@@ -314,7 +315,7 @@ class Trainer:
 
     def compute_loss_context_manager(self) -> AbstractContextManager:
         """The context of each forward, for overrides; the accelerator has its own."""
-        return nullcontext()
+        return ExitStack()  # as in the original: an override may enter more into it
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None

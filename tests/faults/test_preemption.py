@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.weights import max_weight_difference
-from tests.jobs import ON_LINUX, job, level_command
+from tests.jobs import ON_LINUX, complete_checkpoints, job, level_command
 from tests.levels import FULL, run_on_ranks
 
 pytestmark = ON_LINUX
@@ -51,7 +51,7 @@ SEND_SIGNAL = {
 )
 def test_after_a_signal_all_ranks_save_at_one_step(level, processes, receiver, code, tmp_path):
     with start(level, processes, "1000", "--checkpoint-dir", str(tmp_path / "c")) as run:
-        run.wait_for(lambda: [*tmp_path.rglob("manifest.json")])
+        run.wait_for(lambda: complete_checkpoints(tmp_path))
         SEND_SIGNAL[receiver](run)
         (ended,) = run.end()
         assert ended != 0, run.err

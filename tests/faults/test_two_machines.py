@@ -49,9 +49,9 @@ def by_launcher(node: int, restarts: int, script: list[str]) -> list[str]:
     return ["env", f"PET_LOCAL_ADDR={ADDRESSES[node]}", *command]
 
 
-def cut_cable(nodes: Nodes) -> None:
-    """Let packets vanish, so that neither side gets an error."""
-    subprocess.run(["ip", "-n", nodes.names[1], "link", "set", INTERFACE, "down"], check=True)
+def set_cable(nodes: Nodes, state: str) -> None:
+    """Cut the cable ("down"), so that packets vanish and neither side gets an error, or mend it ("up")."""
+    subprocess.run(["ip", "-n", nodes.names[1], "link", "set", INTERFACE, state], check=True)
 
 
 def give_up_after(nodes: Nodes, retries: int) -> None:
@@ -127,11 +127,21 @@ def test_two_machines_train_the_weights_of_one_process(level, nodes, tmp_path):
 def test_a_cut_cable_is_an_error_on_both_sides_within_the_time_out(nodes, tmp_path):
     give_up_after(nodes, 5)
     with start_slowly(nodes, tmp_path, restarts=0) as run:
-        cut_cable(nodes)
+        set_cable(nodes, "down")
         assert 0 not in run.end(TIMEOUT + 100)
         for node in (0, 1):
             assert LOST.search(run.err_of(node)), run.err_of(node)
     assert not (tmp_path / "weights.pt").exists()
+
+
+@pytest.mark.long
+def test_a_cable_cut_and_mended_costs_a_restart_and_nothing_else(nodes, tmp_path):
+    with start_slowly(nodes, tmp_path, restarts=3) as run:
+        set_cable(nodes, "down")
+        run.wait_for(lambda: LOST.search(run.err_of(0)) and LOST.search(run.err_of(1)), TIMEOUT + 60)
+        set_cable(nodes, "up")
+        assert_ends_as_on_one_machine(run, tmp_path)
+        assert resumed_at(run.out)
 
 
 @pytest.mark.long

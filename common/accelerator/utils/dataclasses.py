@@ -301,7 +301,7 @@ class GradientAccumulationPlugin(KwargsHandler):
             raise ValueError(f"a window has at least one micro-batch, not {self.num_steps}")
 
 
-_OF_FSDP_1 = ("backward_prefetch", "limit_all_gathers", "sync_module_states", "use_orig_params")
+_OF_FSDP_1 = ("backward_prefetch", "sync_module_states", "use_orig_params")
 _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 
@@ -326,7 +326,7 @@ class FullyShardedDataParallelPlugin:
         min_num_params: "size_based_wrap" gathers layers with more parameters than this apart; none if it is 0, as by
             default.
         cpu_ram_efficient_loading: has no effect: all ranks always start from rank 0's weights.
-        backward_prefetch, limit_all_gathers, sync_module_states, use_orig_params: settings of version 1; no effect.
+        backward_prefetch, sync_module_states, use_orig_params: settings of version 1; they have no effect.
 
     Raises:
         NotImplementedError: for what is out of scope.
@@ -343,7 +343,6 @@ class FullyShardedDataParallelPlugin:
     min_num_params: Any = None
     cpu_ram_efficient_loading: bool | None = None
     backward_prefetch: Any = None
-    limit_all_gathers: bool | None = None
     sync_module_states: bool | None = None
     use_orig_params: bool | None = None
 
@@ -361,8 +360,11 @@ class FullyShardedDataParallelPlugin:
         names = _given_or_env(self.transformer_cls_names_to_wrap, "FSDP_TRANSFORMER_CLS_TO_WRAP", None)
         self.transformer_cls_names_to_wrap = names.split(",") if isinstance(names, str) else names
         self.min_num_params = int(_given_or_env(self.min_num_params, "FSDP_MIN_NUM_PARAMS", 0))
+        self.without_effect = []
         for name in _OF_FSDP_1:
-            setattr(self, name, _given_or_env(getattr(self, name), f"FSDP_{name.upper()}", None))
+            if _given_or_env(getattr(self, name), f"FSDP_{name.upper()}", None) is not None:
+                self.without_effect.append(name)
+            setattr(self, name, None)
         self._require_scope()
 
     def _flag(self, name: str, variable: str, default: bool) -> bool:
@@ -387,9 +389,8 @@ class FullyShardedDataParallelPlugin:
             raise ValueError("activation_checkpointing needs an auto_wrap_policy, which says for which layers")
 
     def warn_of_what_has_no_effect(self) -> None:
-        for name in _OF_FSDP_1:
-            if getattr(self, name) is not None:
-                logger.warning(f"{name} has no effect: it is a setting of FSDP's version 1")
+        for name in self.without_effect:
+            logger.warning(f"{name} has no effect: it is a setting of FSDP's version 1")
         if self.state_dict_type == "SHARDED_STATE_DICT":
             logger.warning("state_dict_type=SHARDED_STATE_DICT has no effect: checkpoints hold whole tensors")
 

@@ -52,6 +52,8 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
     """The answer to, for example, `compare_versions("numpy", ">=", "2.0")`; in place of a name, a `Version` will do."""
     if operation not in _COMPARISONS:
         raise ValueError(f"`operation` must be one of {list(_COMPARISONS)}, received {operation}")
+    if operation == "!=":  # a TorchVersion, which is a text, would compare the texts
+        return not compare_versions(library_or_version, "==", requirement_version)
     version = library_or_version
     if isinstance(version, str):
         version = importlib.metadata.version(version)

@@ -31,6 +31,8 @@ def why_ranks_wait(records: list[Record], positions: str) -> Finding:
     if not calls and len(set(evaluations)) > 1:
         text = f"{text}; the ranks have begun {', '.join(map(str, evaluations))} evaluations"
         advice = "evaluate on all ranks, or by `model.module`: a forward of DDP may send buffers to the other ranks"
+        if any(record.is_sharded for record in records):
+            advice = "evaluate on all ranks: each forward gathers the sharded parameters"
         return Finding(text, f"{advice}. {IF_IT_WORKS}", pitfall="collective_on_rank_0")
     return Finding(text, f"see what each line waits for: ranks must leave a loop at one step. {IF_IT_WORKS}")
 

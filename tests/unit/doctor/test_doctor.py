@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 from common import ladder, pitfalls
 from common.doctor import __main__ as program
@@ -151,7 +150,6 @@ def test_a_rank_that_dies_at_its_exit_has_crashed(number, cause, tmp_path):
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
-TEMPLATE = ["--arch", "squeezenet1_1", "--size", "32", "--epochs", "2", "--batch-size", "8", "--workers", "1"]
 OURS = {
     "02_ddp_raw/train.py": [*LEVEL, "--epochs", "2"],
     "02_ddp_raw/train_fsdp.py": LEVEL,
@@ -167,20 +165,6 @@ def test_our_own_scripts_are_healthy(script, tmp_path):
     answers, text = examined(ladder.ROOT / script, tmp_path, *OURS[script])
     assert report.findings(answers) == {}
     assert "Healthy: " in text or "no rank has whole parameters" in text
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("level", ["02_ddp_raw", "03_accelerate", "04_trainer"])
-def test_the_templates_are_healthy(level, tmp_path, capsys):
-    for split, count in {"train": 25, "val": 9}.items():
-        for brightness in (60, 120):
-            folder = tmp_path / split / str(brightness)
-            folder.mkdir(parents=True)
-            for number in range(count):
-                Image.new("RGB", (40, 48), (brightness, number, 9 * number)).save(folder / f"{number}.png")
-    code, text = ask(capsys, ladder.ROOT / level / "template.py", tmp_path, *TEMPLATE, "--checkpoint", tmp_path / "run")
-    assert code == 0, text
-    assert "Healthy: nothing found" in text
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from common import ladder, trainer
 from common.accelerator import PartialState
+from common.trainer.trainer import NEVER_CALLED
 from tests.bits import with_digests
 from tests.states import forget_states
 from tests.toys import Net, Points
@@ -88,14 +89,14 @@ def test_what_is_overridden_in_vain_is_named(tmp_path, caplog):
 
     make_trainer(tmp_path, trainer_class=Own, max_steps=1).train()
     assert "does not call _maybe_log_save_evaluate of Own" in caplog.text
+    assert [name for name in NEVER_CALLED if hasattr(trainer.Trainer, name)] == []
 
 
 def test_arguments_start_nothing(tmp_path):
     forget_states()
     arguments = trainer.TrainingArguments(tmp_path, use_cpu=True)
     assert not PartialState._shared_state
-    trainer.Trainer(Net(), arguments)
-    assert PartialState._shared_state
+    assert trainer.Trainer(Net(), arguments) and PartialState._shared_state
 
 
 def test_an_override_of_save_writes_into_checkpoints_too(tmp_path):

@@ -1,6 +1,7 @@
 """The output of a run: lines, a bar, trackers."""
 
 import sys
+from unittest import mock
 
 import pytest
 
@@ -31,7 +32,9 @@ def test_each_evaluation_is_a_line(reporter, tmp_path, capsys):
 def test_a_log_file_gets_lines_and_a_terminal_a_bar(monkeypatch):
     for terminal, expected in ((True, ProgressCallback), (False, PrinterCallback)):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
-        assert type(default_reporter(None)) is expected
+        logs = {"total_flos": 0}
+        default_reporter(None).on_log(None, mock.Mock(is_world_process_zero=False), None, logs)
+        assert logs and isinstance(default_reporter(None), expected)
         assert type(default_reporter(not terminal)) is expected
 
 

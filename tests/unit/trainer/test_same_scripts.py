@@ -260,7 +260,9 @@ def test_overrides_may_keep_all_columns_and_choose_folder_and_context(tmp_path):
                 return super().compute_loss(model, inputs, *args, **kwargs)
 
             def compute_loss_context_manager(self):
-                return torch.autocast("cpu", torch.bfloat16)
+                stack = super().compute_loss_context_manager()
+                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+                return stack
 
             def _get_output_dir(self, trial):
                 return f"{folder}/{trial}"
