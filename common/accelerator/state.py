@@ -375,11 +375,10 @@ class AcceleratorState(PartialState):
         self.__dict__.update(process.__dict__)
         if fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
+            fsdp_plugin.warn_of_what_has_no_effect()
         self.dynamo_plugin = dynamo_plugin
         self.fsdp_plugin = fsdp_plugin
         self.mixed_precision = precision
-        if fsdp_plugin is not None:
-            fsdp_plugin.warn_of_what_has_no_effect()
 
     def _keep_settings(self, mixed_precision: str | None, dynamo_plugin: Any, fsdp_plugin: Any) -> None:
         """Refuse other settings from another Accelerator; of them the compiler alone can be replaced."""

@@ -81,7 +81,7 @@ class Trainer:
 
     # For subclasses whose `compute_loss` returns a mean (False), or a loss that is not to be divided (True).
     loss_is_scaled_for_ga: bool | None = None
-    # Scripts, and copies of the original's methods, ask for these. They say that something is off.
+    # Scripts, and copies of the original's methods, ask for these. They say that something is off, or do nothing.
     deepspeed = None
     is_deepspeed_enabled = False
     label_smoother = None
@@ -533,7 +533,7 @@ class Trainer:
         output_dir = self._get_output_dir(trial=trial)
         folder = checkpoint.checkpoint_folder(output_dir, state.global_step)
         self.progress.saved_steps.append(state.global_step)
-        self._note_best_checkpoint(folder, output_dir)
+        self._note_best_checkpoint(folder)
         state.stateful_callbacks = self.callback_handler.states(self.control)
         progress = self.progress.state_dict(self.plan, self.accelerator, self.control.should_epoch_stop)
         # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
@@ -546,12 +546,12 @@ class Trainer:
             delete_oldest = partial(checkpoint.delete_oldest, output_dir, saved_steps, kept, limit)
             run_on_all_ranks(delete_oldest, self.is_world_process_zero())
 
-    def _note_best_checkpoint(self, newest: Path, output_dir: str) -> None:
+    def _note_best_checkpoint(self, newest: Path) -> None:
         """Note this run's checkpoint of its best step, if there is one; the folder `newest` is about to be written."""
         state = self.state
         if state.best_global_step not in self.progress.saved_steps:  # a folder of that name is another run's
             return
-        best = checkpoint.checkpoint_folder(output_dir, state.best_global_step)
+        best = checkpoint.checkpoint_folder(str(newest.parent), state.best_global_step)
         if best == newest or best.exists():  # else it lies where the run was resumed from
             state.best_model_checkpoint = str(best)
 
@@ -963,8 +963,10 @@ class Trainer:
 
     def num_examples(self, dataloader: DataLoader) -> int:
         """The samples of a loader, or an estimate where its data set does not say it."""
-        known = loading.length_of(getattr(dataloader, "dataset", None))
-        return len(dataloader) * self.args.per_device_train_batch_size if known is None else known
+        num_samples = loading.length_of(getattr(dataloader, "dataset", None))
+        if num_samples is None:
+            return len(dataloader) * self.args.per_device_train_batch_size
+        return num_samples
 
     def get_num_trainable_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)

@@ -217,23 +217,22 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     folders = numbered(parent, prefix)
     for folder in folders:
         finish_or_warn(folder)
-    damaged = []
-    errors = []
+    damaged: dict[Path, str] = {}
     for newest in folders:
         try:
             verify(newest)
             break
         except CheckpointError as error:
-            logger.warning("skipping a checkpoint: %s", error)
-            damaged.append(newest)
-            errors.append(str(error))
+            damaged[newest] = str(error)
     else:
-        raise CheckpointError("; ".join([f"there is no complete and undamaged checkpoint in {parent}", *errors]))
-    logger.info("resuming from %s", newest)
+        none_is_left = f"there is no complete and undamaged checkpoint in {parent}"
+        raise CheckpointError("; ".join([none_is_left, *damaged.values()]))
     # Where nobody may write, all of this stays. The run can go on nevertheless.
-    for path in damaged:
+    for path, error_text in damaged.items():
+        logger.warning("skipping a checkpoint: %s", error_text)
         with contextlib.suppress(OSError):
             path.rename(f"{path}.damaged-{uuid.uuid4().hex[:8]}")
+    logger.info("resuming from %s", newest)
     for path in _leftovers(parent, prefix):
         with contextlib.suppress(OSError):
             remove(path)
