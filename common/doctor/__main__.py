@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 from common.doctor import checks, launch, report, run_script
-from common.doctor.answers import Right
+from common.doctor.record import Record
+from common.doctor.results import Passed
 from common.errors import fail
 from common.flag_types import number, positive
 
@@ -34,24 +35,33 @@ def examine(options: argparse.Namespace) -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="doctor-") as folder:
         command = [run_script.__file__, folder, str(options.steps), str(options.script), *options.arguments]
-        records = launch.observe(command, options.processes, Path(folder), options.time_out)
-        crashed = [record for record in records if record.end.reason == "crash"]
-        failed = crashed or [record for record in records if record.end.reason == "lost"]
+        records = launch.run_ranks(command, options.processes, Path(folder), options.time_out)
+        failed = [record for reason in ("crash", "lost") for record in records if record.end.reason == reason]
         if failed:
             log = Path(folder, f"rank{failed[0].rank}", launch.LOG).read_text(errors="replace").splitlines()
             print(f"The end of rank {failed[0].rank}'s output:", *log[-20:], "", sep="\n", file=sys.stderr)
     seconds = time.monotonic() - started
-    reason = checks.why_nothing_was_examined(records)
+    reason = why_nothing_was_examined(records)
     print(report.summary(options.script.name, records, seconds), end="\n\n")
     if reason:
         print(f"Nothing was examined: {reason}")
         return 2
-    answers = checks.ask_all(records)
-    print(*report.lines(answers, records), sep="\n")
-    if report.findings(answers):
+    results = checks.run_all(records)
+    print(*report.lines(results, records), sep="\n")
+    if report.findings(results):
         return 1
-    is_right = any(answer == Right() for topic, answer in answers.items() if topic != checks.END)
-    return 0 if is_right and not report.has_failed(answers, records) else 2
+    is_right = any(result == Passed() for topic, result in results.items() if topic != checks.END)
+    return 0 if is_right and not report.has_failed(results, records) else 2
+
+
+def why_nothing_was_examined(records: list[Record]) -> str | None:
+    """The reason, if the script starts its own processes, or if there were neither ranks to compare nor a bad end."""
+    if any(run_script.OWN_PROCESSES in record.end.text for record in records):
+        return run_script.OWN_PROCESSES
+    if any(record.backend or record.end.reason in ("crash", "lost", "stopped") for record in records):
+        return None
+    printed = records[0].last_printed or "nothing"
+    return f"the script made no process group, so each process was on its own; it printed last: {printed}"
 
 
 def main(argv: list[str] | None = None) -> int:

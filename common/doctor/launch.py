@@ -35,7 +35,7 @@ class Rank(NamedTuple):
     process: subprocess.Popen
 
 
-def observe(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
+def run_ranks(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
     """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds."""
     environment = _environment(processes)
     port = free_port()

@@ -1,6 +1,6 @@
-"""The record of a rank: its observations as plain values and tensors, a list for each kind.
+"""The record of a rank: what its observers have noted, as plain values and tensors.
 
-The observers fill it, and the rank leaves it in a file. The doctor reads the records of all ranks, and compares them.
+The rank leaves it in a file. The doctor reads the records of all ranks, and its checks compare them.
 """
 
 import os
@@ -16,15 +16,10 @@ from torch import Tensor
 # Two files in the folder of a rank: its record, and an empty one that is touched when the rank has made progress.
 FILE = "record.pickle"
 PROGRESS = "progress"
-EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, then after 128, 256, … steps
-NUMBERS_OF_A_TENSOR = 128  # of a weight or a statistic, spread over it
-FIRST_STEPS = 16  # an optimizer's parameters are noted after each of these, and the last one counts
-MAX_EPOCHS = 64
-MAX_FINGERPRINTS = 4096  # the samples of an epoch whose contents get one
-NUMBERS_OF_A_FINGERPRINT = 1024  # of a tensor of a sample, spread over it
-MAX_DRAWS = 64  # of random numbers, from each source
 Tensors = dict[str, Tensor]
 Content = tuple[int, ...]  # a fingerprint of each tensor of a sample
+# One for each parameter group; None where an optimizer works it out itself, as Adafactor does.
+Rates = list[float | None]
 Reason = Literal["finished", "steps", "crash", "lost", "stopped"]
 
 
@@ -46,11 +41,6 @@ class Batch:
     @property
     def size(self) -> int:
         return len(self.samples or self.contents)
-
-    @property
-    def is_trained_whole(self) -> bool:
-        """True if a forward had all samples, or no sample was seen. Two of 2 of 4 may be two networks with one half."""
-        return max(self.forwards, default=0) >= self.size
 
 
 @dataclass
@@ -102,8 +92,7 @@ class Network:
 
 @dataclass
 class Step:
-    # One for each parameter group; None where an optimizer works it out itself, as Adafactor does.
-    learning_rates: list[float | None]
+    learning_rates: Rates
     micro_batches: int  # the number of forwards in training, of all networks, since the step before
     optimizer: int = 0  # the number of the optimizer, which no other one has
 

@@ -2,14 +2,14 @@
 
 import textwrap
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right
 from common.doctor.checks import END, OF_HEALTH, ONLY_YOU_CAN_SEE
 from common.doctor.record import Record
+from common.doctor.results import Finding, Passed, Result, Skipped
 from common.pitfalls import title
 
 
-def findings(answers: dict[str, Answer]) -> dict[str, Finding]:
-    return {topic: answer for topic, answer in answers.items() if isinstance(answer, Finding)}
+def findings(results: dict[str, Result]) -> dict[str, Finding]:
+    return {topic: result for topic, result in results.items() if isinstance(result, Finding)}
 
 
 def summary(script: str, records: list[Record], seconds: float) -> str:
@@ -20,19 +20,19 @@ def summary(script: str, records: list[Record], seconds: float) -> str:
     return f"{script} on {len(records)} processes ({first.backend or 'no process group'}) in {seconds:.0f} s; {seen}"
 
 
-def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
+def lines(results: dict[str, Result], records: list[Record]) -> list[str]:
     text = []
-    for topic, finding in findings(answers).items():
+    for topic, finding in findings(results).items():
         text += _wrapped(f"FOUND {topic}: {finding.text}.")
         text += _wrapped(f"  What to do: {finding.advice}.")
         if finding.pitfall:
             text += _wrapped(f"  `python -m common.pitfalls {finding.pitfall}` shows it: {title(finding.pitfall)}")
         text.append("")
-    text.append(_verdict(answers, records))
-    right = [topic for topic, answer in answers.items() if isinstance(answer, Right)]
-    others = [f"{topic} ({answer.reason})" for topic, answer in answers.items() if isinstance(answer, NotExamined)]
+    text.append(_verdict(results, records))
+    right = [topic for topic, result in results.items() if isinstance(result, Passed)]
+    others = [f"{topic} ({result.reason})" for topic, result in results.items() if isinstance(result, Skipped)]
     has_trained = any(record.steps for record in records)
-    if END in findings(answers) and not has_trained and not has_failed(answers, records):
+    if END in findings(results) and not has_trained and not has_failed(results, records):
         others = ["all the rest, because no optimizer step was seen before the end"]
     text += _wrapped(f"Right: {', '.join(right) or 'nothing'}.")
     text += _wrapped(f"Not examined: {', '.join(others) or 'nothing'}.")
@@ -43,18 +43,18 @@ def lines(answers: dict[str, Answer], records: list[Record]) -> list[str]:
     return text
 
 
-def has_failed(answers: dict[str, Answer], records: list[Record]) -> bool:
-    of_checks = any(isinstance(answer, NotExamined) and answer.failed for answer in answers.values())
+def has_failed(results: dict[str, Result], records: list[Record]) -> bool:
+    of_checks = any(isinstance(result, Skipped) and result.failed for result in results.values())
     return of_checks or any(record.observer_errors for record in records)
 
 
-def _verdict(answers: dict[str, Answer], records: list[Record]) -> str:
-    found = len(findings(answers))
+def _verdict(results: dict[str, Result], records: list[Record]) -> str:
+    found = len(findings(results))
     if found:
         return f"Not healthy: {found} found."
-    if has_failed(answers, records):
+    if has_failed(results, records):
         return "Nothing found, but an observer or a check failed."
-    if all(answers[topic] == Right() for topic in OF_HEALTH):
+    if all(results[topic] == Passed() for topic in OF_HEALTH):
         return "Healthy: nothing found."
     return f"Nothing found, but not all {' and '.join(OF_HEALTH)} were examined."
 

@@ -6,7 +6,7 @@ LAST_STEP is the optimizer step after which the script is ended, or None. The re
 
 The script may have a package `common` of its own. So this file is run by its path, has the repository in `sys.path`
 only while it imports the observers, and then removes their modules from `sys.modules`. `record.write` pickles without
-an import of `common`, and `heartbeat` tells this repository's files by their folder.
+an import of `common`, and `recorder` tells this repository's files by their folder.
 """
 
 import os
@@ -27,9 +27,12 @@ OWN_PROCESSES = (
 def run(folder: Path, last_step: int | None, script: Path, arguments: list[str]) -> None:
     """Run `script` under observation, up to an optimizer step or to its end. Its error is noted and raised."""
     imported_before = set(sys.modules)
-    from common.doctor import observers
+    from common.doctor import checks
+    from common.doctor.recorder import Recorder
 
-    recorder = observers.install(folder / f"rank{os.environ['RANK']}", script, last_step)
+    rank = int(os.environ["RANK"])
+    recorder = Recorder(folder / f"rank{rank}", rank, script)
+    checks.observe(recorder, last_step)
     for name in ("spawn", "start_processes"):
         setattr(torch.multiprocessing, name, refuse)
     for name in set(sys.modules) - imported_before:

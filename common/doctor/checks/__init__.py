@@ -1,28 +1,45 @@
-"""The checks: each compares the records of all ranks in one respect, and gives an Answer."""
+"""The checks of the doctor, and the observers whose notes they compare across the ranks. A file is about one subject.
 
-from common.doctor.answers import Answer, NotExamined
-from common.doctor.checks import data_sets, evaluations, files, optimizers, random_numbers, replicas, samples, steps
-from common.doctor.checks.end import check_end
+    file            its observer notes               by                                  checks
+    end             collectives                      wrappers of torch.distributed       the end of the script
+    optimizers      steps and parameters             torch's hook for all optimizers     parameters, rates, schedule …
+    clipping        loss scaling and clipping        wrappers of GradScaler, clip_grad_  clipping
+    files           saved files                      a wrapper of torch.save             files, saved keys
+    loaders         samples and epochs               wrappers of a DataLoader's iterator
+      samples                                                                            training samples, orders …
+      evaluations                                                                        evaluation samples
+    networks        forwards and wrappers            torch's hooks for all modules
+      weights       weights and statistics           called by `networks`                weights, statistics
+      random_numbers  the generators' draws          called by `networks`, `loaders`     random numbers
+
+`contents` and `alignment` help: they say which samples, and which steps and epochs, belong together.
+"""
+
+from common.doctor.checks import end, evaluations, files, optimizers, random_numbers, samples, weights
+from common.doctor.checks.clipping import ClippingObserver, check_clipping
+from common.doctor.checks.loaders import LoaderObserver
+from common.doctor.checks.networks import NetworkObserver
 from common.doctor.record import Record
-from common.doctor.run_script import OWN_PROCESSES
+from common.doctor.recorder import Recorder
+from common.doctor.results import Result, Skipped
 
 OF_HEALTH = ("weights", "training samples")  # only if both are right, the report calls a script healthy
 END = "end of the script"
 # In the order of the report: a cause comes before its consequences.
 CHECKS = {
-    END: check_end,
+    END: end.check_end,
     "parameters of the optimizer": optimizers.check_parameters,
-    "learning rates": steps.check_learning_rates,
-    "weights": replicas.check_same_weights,
+    "learning rates": optimizers.check_learning_rates,
+    "weights": weights.check_same_weights,
     "training samples": samples.check_training_samples,
-    "data sets": data_sets.check_data_sets,
+    "data sets": samples.check_data_sets,
     "order of the epochs": samples.check_orders,
     "random numbers": random_numbers.check_draws,
-    "schedule": steps.check_schedule,
-    "clipping": steps.check_clipping,
-    "accumulation": steps.check_accumulation,
+    "schedule": optimizers.check_schedule,
+    "clipping": check_clipping,
+    "accumulation": optimizers.check_accumulation,
     "evaluation samples": evaluations.check_evaluation_samples,
-    "BatchNorm's statistics": replicas.check_same_statistics,
+    "BatchNorm's statistics": weights.check_same_statistics,
     "files": files.check_writers,
     "saved keys": files.check_keys,
 }
@@ -36,21 +53,24 @@ ONLY_YOU_CAN_SEE = (
 )
 
 
-def ask_all(records: list[Record]) -> dict[str, Answer]:
-    answers: dict[str, Answer] = {}
+def observe(recorder: Recorder, last_step: int | None) -> None:
+    """Let all observers note what the script does on this rank, and end it after an optimizer step."""
+    loaders = LoaderObserver(recorder)
+    networks = NetworkObserver(recorder, loaders)
+    loaders.install()
+    networks.install()
+    optimizers.OptimizerObserver(recorder, networks.networks, last_step).install()
+    ClippingObserver(recorder).install()
+    files.FileObserver(recorder).install()
+    end.CollectiveObserver(recorder).install()
+    recorder.start_heartbeat()
+
+
+def run_all(records: list[Record]) -> dict[str, Result]:
+    results: dict[str, Result] = {}
     for topic, check in CHECKS.items():
         try:
-            answers[topic] = check(records)
-        except Exception as error:  # a fault of the doctor: the run was long, and the other checks have their answers
-            answers[topic] = NotExamined(f"the check failed: {type(error).__name__}: {error}", failed=True)
-    return answers
-
-
-def why_nothing_was_examined(records: list[Record]) -> str | None:
-    """The reason, if the script starts its own processes, or if there were neither ranks to compare nor a bad end."""
-    if any(OWN_PROCESSES in record.end.text for record in records):
-        return OWN_PROCESSES
-    if any(record.backend or record.end.reason in ("crash", "lost", "stopped") for record in records):
-        return None
-    printed = records[0].last_printed or "nothing"
-    return f"the script made no process group, so each process was on its own; it printed last: {printed}"
+            results[topic] = check(records)
+        except Exception as error:  # a fault of the doctor: the run was long, and the other checks have their results
+            results[topic] = Skipped(f"the check failed: {type(error).__name__}: {error}", failed=True)
+    return results

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from common.doctor.answers import Answer, NotExamined, Right
 from common.doctor.record import Epoch, Network, Record, Step
+from common.doctor.results import Passed, Result, Skipped
 
 T = TypeVar("T")
 NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
@@ -51,13 +51,13 @@ def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
     return steps[: uneven.steps_before_last_batch] if uneven else steps
 
 
-def no_difference(records: list[Record]) -> Answer:
-    """The answer where the ranks do not differ at corresponding steps: Right if these are all steps."""
+def no_difference(records: list[Record]) -> Result:
+    """The result where the ranks do not differ at corresponding steps: Passed if these are all steps."""
     compared = len(corresponding_steps(records))
     made = max(len(record.steps) for record in records)
     if compared < made:
-        return NotExamined(f"the ranks make only the first {compared} of {made} steps together, and these are alike")
-    return Right()
+        return Skipped(f"the ranks make only the first {compared} of {made} steps together, and these are alike")
+    return Passed()
 
 
 def trained_networks(records: list[Record]) -> list[tuple[Network, ...]]:

@@ -1,28 +1,73 @@
-"""`Record.end`: the script has come to its end, or a rank has crashed, or ranks wait for each other."""
+"""The end: the script comes to its last line on all ranks, and none crashes or waits for another one for ever.
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.checks.waiting import why_ranks_wait
-from common.doctor.record import Record
+Noted are the collectives that the script calls, each with the line that calls it. The end itself is noted by
+`run_script` and `launch`.
+"""
+
+import functools
+import inspect
+import sys
+from collections import defaultdict
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+
+from common.doctor.checks.alignment import first_uneven
+from common.doctor.record import Call, Record
+from common.doctor.recorder import Recorder
+from common.doctor.results import Finding, Passed, Result, Skipped
+from common.process_group import COLLECTIVES
 
 MAX_ERROR = 300  # characters; of a longer error the middle is left out
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
+IF_IT_WORKS = "If a line works, raise --time-out"
 
 
-def check_end(records: list[Record]) -> Answer:
-    """Right if each rank has come to the last line; a Finding if one has crashed, or ranks wait for each other."""
+class CollectiveObserver:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def install(self) -> None:
+        for name in (*COLLECTIVES, "barrier", "monitored_barrier"):
+            before = functools.partial(self.before_collective, name, inspect.signature(getattr(dist, name)))
+            self._recorder.wrap(dist, name, before=before)
+        self._recorder.wrap(Join, "__enter__", before=self.before_join)
+        self._recorder.wrap(dist, "destroy_process_group", before=self.before_end_of_group)
+
+    def before_collective(self, name: str, parameters: inspect.Signature, *args: Any, **kwargs: Any) -> None:
+        group = parameters.bind(*args, **kwargs).arguments.get("group")
+        if not dist.is_initialized() or group not in (None, dist.group.WORLD):
+            return
+        record = self._recorder.record
+        call = Call(name, self._recorder.script_line(sys._getframe()) or "?")
+        if "gather" in name and record.epochs:
+            record.epochs[-1].gathers = True
+        if call not in record.collectives:
+            record.collectives[call] = None
+            self._recorder.write()  # this very call may abort the process
+
+    def before_join(self, *args: Any) -> None:
+        self._recorder.record.has_joined = True
+
+    def before_end_of_group(self, *args: Any, **kwargs: Any) -> None:
+        self._recorder.write()  # the backend, which is known only while there is a group
+
+
+def check_end(records: list[Record]) -> Result:
     reasons = [record.end.reason for record in records]
     if "crash" in reasons:  # what ended other ranks may be its consequence
         return _crashed(records[reasons.index("crash")])
     if "steps" in reasons:  # a rank that has made them leaves, and the others may need it for theirs
-        return NotExamined("--steps ended it")
+        return Skipped("--steps ended it")
     positions = ", ".join(map(_position, records))
     if "lost" in reasons:
-        return why_ranks_wait(records, positions)
+        return _why_ranks_wait(records, positions)
     if "stopped" in reasons:
-        return why_ranks_wait(records, f"{records[reasons.index('stopped')].end.text}: {positions}")
+        return _why_ranks_wait(records, f"{records[reasons.index('stopped')].end.text}: {positions}")
     if None in reasons:
-        return NotExamined(f"rank {reasons.index(None)} left by os._exit, and was not seen after its last record")
-    return Right()
+        return Skipped(f"rank {reasons.index(None)} left by os._exit, and was not seen after its last record")
+    return Passed()
 
 
 def _crashed(record: Record) -> Finding:
@@ -48,3 +93,41 @@ def _position(record: Record) -> str:
 def _shortened(error: str) -> str:
     half = MAX_ERROR // 2
     return error if len(error) <= MAX_ERROR else f"{error[:half]} … {error[-half:]}"
+
+
+def _why_ranks_wait(records: list[Record], positions: str) -> Finding:
+    """The finding where no rank has an error of its own; `positions` says where each rank is."""
+    # Uneven epochs come first: they also make the collectives differ, and explain it.
+    uneven = first_uneven(record.training_epochs for record in records)
+    if uneven and not any(record.has_joined for record in records):
+        text = f"{positions}; in epoch {uneven.number} {uneven.counts}"
+        return Finding(text, "give all ranks equally many batches, or use Join", pitfall="uneven_inputs")
+    are_sharded = any(record.is_sharded for record in records)
+    uneven = first_uneven(record.evaluations for record in records)
+    if uneven and are_sharded:
+        text = f"{positions}; in evaluation {uneven.number} {uneven.counts}"
+        advice = "give all ranks equally many batches: each forward gathers the sharded parameters"
+        return Finding(text, advice, pitfall="uneven_evaluation")
+    missing = calls_of_some_ranks(records)
+    calls = [f"{call.name} in {call.line} was called by {callers} alone" for call, callers in missing.items()]
+    text = "; ".join([positions, *calls[:3]])
+    if len(calls) == 1:
+        advice = "let all ranks call it, and rank 0 print; if all do, let them leave the loop before it at one step"
+        return Finding(text, f"{advice}. {IF_IT_WORKS}", pitfall="collective_on_rank_0")
+    evaluations = [len(record.evaluations) for record in records]
+    if not calls and len(set(evaluations)) > 1:
+        text = f"{text}; the ranks have begun {', '.join(map(str, evaluations))} evaluations"
+        advice = "evaluate on all ranks, or by `model.module`: a forward of DDP may send buffers to the other ranks"
+        if are_sharded:
+            advice = "evaluate on all ranks: each forward gathers the sharded parameters"
+        return Finding(text, f"{advice}. {IF_IT_WORKS}", pitfall="collective_on_rank_0")
+    return Finding(text, f"see what each line waits for: ranks must leave a loop at one step. {IF_IT_WORKS}")
+
+
+def calls_of_some_ranks(records: list[Record]) -> dict[Call, str]:
+    """The calls, each a collective in a line, that not all ranks have made, and who has: "rank 0, rank 2"."""
+    callers: dict[Call, list[str]] = defaultdict(list)
+    for record in records:
+        for call in record.collectives:
+            callers[call].append(f"rank {record.rank}")
+    return {call: ", ".join(ranks) for call, ranks in callers.items() if len(ranks) < len(records)}

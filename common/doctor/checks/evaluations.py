@@ -1,32 +1,31 @@
-"""`Record.epochs`: in an evaluation each sample counts once."""
+"""Evaluation samples: each counts once. Each rank may read its own part, or all of them, but no padding."""
 
 from collections import Counter
 from itertools import chain
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.alignment import NO_NUMBERS, across_ranks, are_numbered_alike
 from common.doctor.checks.samples import has_repeated
 from common.doctor.record import Epoch, Record
+from common.doctor.results import Finding, Passed, Result, Skipped, overall
 
 
-def check_evaluation_samples(records: list[Record]) -> Answer:
-    """Right if each sample is read once, or each rank reads all; a Finding if padding is read."""
+def check_evaluation_samples(records: list[Record]) -> Result:
     if any(record.is_sharded for record in records):
-        return NotExamined("a sharded network needs equally many batches, and the script may drop what is repeated")
+        return Skipped("a sharded network needs equally many batches, and the script may drop what is repeated")
     of_ranks = [record.evaluations for record in records]
     if len({len(epochs) for epochs in of_ranks}) > 1:
-        return NotExamined("the ranks made different numbers of evaluations")
+        return Skipped("the ranks made different numbers of evaluations")
     trained_on = [epoch.data_set for epoch in records[0].epochs if epoch.has_forwards]
-    answers: list[Answer] = []
+    results: list[Result] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
         # On training data the script may only renew BatchNorm's statistics.
         if epochs[0].data_set not in trained_on and all(epoch.complete for epoch in epochs):
-            answers.append(_evaluation(number, epochs))
-    return overall(answers, "no evaluation was seen whole on all ranks, of data that are not trained on")
+            results.append(_evaluation(number, epochs))
+    return overall(results, "no evaluation was seen whole on all ranks, of data that are not trained on")
 
 
-def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    """The answer about one evaluation, such as these of five samples on two ranks, in batches of one:
+def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Result:
+    """The result about one evaluation, such as these of five samples on two ranks, in batches of one:
 
     0 2 4    1 3 1    not examined: rank 1 repeats a sample of its own, and may drop it
     0 2      1 3      not examined: 4 is left out, on purpose or not
@@ -36,24 +35,24 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     0 2 4    1 3 0    found: 0 is read twice
     """
     if any(epoch.gathers for epoch in epochs):
-        return NotExamined("the script gathers from all ranks, and may drop what is repeated")
+        return Skipped("the script gathers from all ranks, and may drop what is repeated")
     if not are_numbered_alike(epochs):
-        return NotExamined(NO_NUMBERS)
+        return Skipped(NO_NUMBERS)
     if any(epoch.numbers != epochs[0].numbers for epoch in epochs):
-        return NotExamined("each rank evaluates a Subset of its own")
+        return Skipped("each rank evaluates a Subset of its own")
     shares = [epoch.samples for epoch in epochs]
     if any(map(has_repeated, shares)):
-        return NotExamined("a rank repeats samples of its own, and may drop them")
+        return Skipped("a rank repeats samples of its own, and may drop them")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
     left_out = set(epochs[0].numbers).difference(readers)
     if left_out:
-        return NotExamined(f"{len(left_out)} samples were left out, on purpose or by mistake")
+        return Skipped(f"{len(left_out)} samples were left out, on purpose or by mistake")
     repeated = {sample for sample, ranks in readers.items() if ranks > 1}
     each_evaluates_all = all(len(share) == len(readers) for share in shares)
     if not repeated or each_evaluates_all:
-        return Right()
+        return Passed()
     if not repeated.issubset(chain.from_iterable(epoch.batches[-1].samples for epoch in epochs)):
-        return NotExamined("several ranks read a sample that is in no last batch: it is not padding")
+        return Skipped("several ranks read a sample that is in no last batch: it is not padding")
     return Finding(
         f"{len(repeated)} of {len(readers)} samples are read more than once in evaluation {number}",
         "use a sampler that repeats no samples, as common/eval_sampler.py has one",

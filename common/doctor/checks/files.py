@@ -1,20 +1,50 @@
-"""`Record.saves`: one rank writes each file, with the keys of the bare network."""
+"""Files: one rank writes each file, with the keys of the bare network.
 
+Noted for each `torch.save`: the path, and the keys of the state dicts in what is saved.
+"""
+
+import os
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right
-from common.doctor.record import Record
+import torch
+from torch import Tensor
+
+from common.doctor.record import Record, Save
+from common.doctor.recorder import Recorder
+from common.doctor.results import Finding, Passed, Result, Skipped
 
 
-def check_writers(records: list[Record]) -> Answer:
-    """Right if one rank writes each file; a Finding if several do."""
+class FileObserver:
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def install(self) -> None:
+        self._recorder.wrap(torch, "save", before=self.before_save)
+
+    def before_save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)  # else it is an open file
+        if isinstance(path, str | os.PathLike) and not Path(path).is_char_device():  # /dev/null is no file
+            self._recorder.record.saves.append(Save(str(Path(path).resolve()), _state_dicts(obj)))
+
+
+def _state_dicts(value: Any) -> list[list[str]]:
+    if not isinstance(value, dict):
+        return []
+    keys = [str(key) for key, part in value.items() if isinstance(part, Tensor)]
+    inner = [keys for part in value.values() for keys in _state_dicts(part)]
+    return [keys, *inner] if keys else inner
+
+
+def check_writers(records: list[Record]) -> Result:
+    """Passed if one rank writes each file; a Finding if several do."""
     writers: dict[str, list[int]] = defaultdict(list)
     for record in records:
         for save in record.saves:
             writers[save.path].append(record.rank)
     if not writers:
-        return NotExamined("no main thread called torch.save with a path")
+        return Skipped("no main thread called torch.save with a path")
     for path, ranks in sorted(writers.items()):
         if len(set(ranks)) > 1:
             return Finding(
@@ -22,14 +52,14 @@ def check_writers(records: list[Record]) -> Answer:
                 "let rank 0 write, to another name until the file is complete, and the others wait",
                 pitfall="every_rank_saves",
             )
-    return Right()
+    return Passed()
 
 
-def check_keys(records: list[Record]) -> Answer:
-    """A Finding if DistributedDataParallel's prefix is left in a state dict of a network that it holds; else Right."""
+def check_keys(records: list[Record]) -> Result:
+    """A Finding if DistributedDataParallel's prefix is left in a state dict of a network that it holds; else Passed."""
     saves = [save for record in records for save in record.saves if save.state_dicts]
     if not saves:
-        return NotExamined("no state dict went to torch.save")
+        return Skipped("no state dict went to torch.save")
     of_wrapped = [set(network.shapes) for record in records for network in record.networks if network.wrapped]
     for save in saves:
         for saved_keys in save.state_dicts:
@@ -43,4 +73,4 @@ def check_keys(records: list[Record]) -> Answer:
                     "save and average `model.module`; an average of your own may have such keys",
                     pitfall="prefixed_keys",
                 )
-    return Right()
+    return Passed()

@@ -1,18 +1,54 @@
-"""`Record.draws`: dropout and augmentation draw other random numbers on each rank."""
+"""Random numbers: dropout and augmentation draw other numbers on each rank.
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right
+Noted around each forward in training and each batch: whether the default generator of torch, of the GPU, of NumPy or of
+Python has drawn, and a fingerprint of its state before. Equal states draw equal numbers.
+"""
+
+import pickle
+import random
+import zlib
+
+import numpy as np
+import torch
+
 from common.doctor.checks.alignment import across_ranks, trained_networks
 from common.doctor.record import Record
+from common.doctor.results import Finding, Passed, Result, Skipped
+
+MAX_DRAWS = 64  # noted of each source
 
 
-def check_draws(records: list[Record]) -> Answer:
-    """A Finding if at all draws of a source two ranks have the same generator; else Right if there were draws."""
+def states(device: torch.device) -> dict[str, int]:
+    """A fingerprint of each generator's state, the GPU's where `device` is one."""
+    found = {
+        "torch": zlib.crc32(torch.get_rng_state().numpy().tobytes()),
+        "NumPy": zlib.crc32(pickle.dumps(np.random.get_state(legacy=False)["state"])),
+        "Python": hash(random.getstate()[1]),
+    }
+    if device.type == "cuda":
+        found["GPU"] = zlib.crc32(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return found
+
+
+def note_draws(record: Record, source: str, before: dict[str, int], device: torch.device) -> None:
+    """Record the generators that have drawn since the states `before`. Until the first step lazy layers draw alike."""
+    of_source = [draws for (drawer, _), draws in record.draws.items() if drawer == source]
+    if not record.steps or not before or sum(map(len, of_source)) >= MAX_DRAWS:
+        return
+    now = states(device)
+    for generator, state in before.items():
+        if now[generator] != state:
+            record.draws.setdefault((source, generator), []).append(state)
+
+
+def check_draws(records: list[Record]) -> Result:
+    """A Finding if at all draws of a source two ranks have the same generator; else Passed if there were draws."""
     if any(record.is_split for record in records) or not trained_networks(records):
-        return NotExamined("ranks that do not train one and the same network, or share it out, may need equal numbers")
-    answer: Answer = NotExamined("no draw was seen in training forwards or in batches, and loader workers draw unseen")
+        return Skipped("ranks that do not train one and the same network, or share it out, may need equal numbers")
+    result: Result = Skipped("no draw was seen in training forwards or in batches, and loader workers draw unseen")
     for source, generator in records[0].draws:
         draws = across_ranks(record.draws.get((source, generator), []) for record in records)
-        same = sum(len(set(states)) < len(states) for states in draws)
+        same = sum(len(set(states_of_ranks)) < len(states_of_ranks) for states_of_ranks in draws)
         if draws and same == len(draws):
             return Finding(
                 f"the first {same} {source} after a step drew the same numbers on two ranks ({generator})",
@@ -20,5 +56,5 @@ def check_draws(records: list[Record]) -> Answer:
                 pitfall="same_random_numbers",
             )
         if draws:
-            answer = Right()
-    return answer
+            result = Passed()
+    return result

@@ -1,21 +1,20 @@
-"""`Record.epochs`: each sample trains on one rank, and each epoch has an order of its own."""
+"""Training samples: each trains on one rank, a number is the same sample on all, and each epoch has its own order."""
 
-from collections.abc import Sequence
 from itertools import chain, pairwise
 
-from common.doctor.answers import Answer, Finding, NotExamined, Right, overall
 from common.doctor.checks.alignment import NO_NUMBERS, across_ranks, are_numbered_alike
-from common.doctor.checks.contents import MIN_SAMPLES, SAME, agreement_by_part, read_twice
+from common.doctor.checks.contents import MIN_SAMPLES, SAME, Read, agreement_by_part, read_twice
 from common.doctor.record import Epoch, Record
+from common.doctor.results import Finding, Passed, Result, Skipped, overall
 
 
-def check_training_samples(records: list[Record]) -> Answer:
-    """Right if no sample is read twice in an epoch; a Finding if each rank reads all of them."""
+def check_training_samples(records: list[Record]) -> Result:
+    """Passed if no sample is read twice in an epoch; a Finding if each rank reads all of them."""
     if any(record.is_split for record in records):
-        return NotExamined("on the mesh of the network, ranks may have the same samples")
+        return Skipped("on the mesh of the network, ranks may have the same samples")
     of_ranks = across_ranks(record.training_epochs for record in records)
-    answers = [_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
-    return overall(answers, "no epoch was seen on all ranks' main threads with an optimizer step between two batches")
+    results = [_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
+    return overall(results, "no epoch was seen on all ranks' main threads with an optimizer step between two batches")
 
 
 def read_parts_of_one_order(epochs: tuple[Epoch, ...]) -> bool:
@@ -32,8 +31,8 @@ def has_repeated(samples: list[int]) -> bool:
     return len(set(samples)) < len(samples)
 
 
-def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
-    """The answer about one epoch, such as these of four samples:
+def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
+    """The result about one epoch, such as these of four samples:
 
     a stream           that of `_by_contents`, as its samples have no numbers
     0 2      1 3       right: parts of one order
@@ -44,13 +43,15 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     if not are_numbered_alike(epochs):
         return _by_contents(number, epochs)
     if read_parts_of_one_order(epochs):
-        return Right()
+        return Passed()
     first, *others = epochs
-    if not all(_reads_each_once(epoch, first.numbers) for epoch in epochs):
-        return NotExamined("few were read, or some twice, and not each once on each rank, as where Subsets differ")
+    for epoch in epochs:
+        left_out = set(first.numbers).difference(epoch.samples)
+        if has_repeated(epoch.samples) or len(left_out) >= epoch.batches[0].size:  # fewer may be an epoch's tail
+            return Skipped("few were read, or some twice, and not each once on each rank, as where Subsets differ")
     agreement = agreement_by_part([read for other in others for read in read_twice(first, other)])
     if max(agreement.values(), default=0.0) < SAME:
-        return NotExamined("no contents show that a number is the same sample on each rank")
+        return Skipped("no contents show that a number is the same sample on each rank")
     if all(epoch.samples == first.samples for epoch in epochs):
         return _one_order(number, epochs)
     return Finding(
@@ -60,24 +61,20 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     )
 
 
-def _reads_each_once(epoch: Epoch, numbers: Sequence[int]) -> bool:
-    left_out = set(numbers).difference(epoch.samples)
-    return not has_repeated(epoch.samples) and len(left_out) < epoch.batches[0].size  # a loader may drop these
-
-
-def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Answer:
+def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Result:
     of_ranks = [[content for batch in epoch.batches for content in batch.contents] for epoch in epochs]
     first, *others = of_ranks
     if len(set(first)) < MIN_SAMPLES or others != [first] * len(others):  # a part of a stream
-        return NotExamined(NO_NUMBERS)
+        return Skipped(NO_NUMBERS)
     return _one_order(number, epochs)
 
 
-def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
+def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Result:
     for epoch in epochs:
-        not_whole = [batch for batch in epoch.batches if not batch.is_trained_whole]
+        # A batch is trained whole if a forward had all samples. Two of 2 of 4 may be two networks with one half.
+        not_whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) < batch.size]
         if len(not_whole) > 1:  # one may have no forward: see `Batch`
-            return NotExamined("each rank reads all samples, but the script may train it on a part of them")
+            return Skipped("each rank reads all samples, but the script may train it on a part of them")
     count = sum(batch.size for batch in epochs[0].batches)
     return Finding(
         f"each rank read the same {count} samples in the same order in epoch {number}",
@@ -86,18 +83,52 @@ def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Answer:
     )
 
 
-def check_orders(records: list[Record]) -> Answer:
-    """Right if each epoch has another order than the one before; a Finding if it has the same shuffled order."""
-    answers: list[Answer] = []
+def check_data_sets(records: list[Record]) -> Result:
+    """Passed if a number is the same sample on two ranks; a Finding if it has other contents on another rank.
+
+    What a rank reads in one epoch, another rank reads under the same number in the next one, and their contents are
+    compared. Samples that are drawn anew at each read prove nothing: so what a rank reads again itself is compared too.
+    """
+    numbered = filter(are_numbered_alike, across_ranks(record.training_epochs for record in records))
+    shared_out = list(filter(read_parts_of_one_order, numbered))
+    of_one_data_set = [epochs for epochs in shared_out if epochs[0].data_set == shared_out[0][0].data_set]
+    if len(of_one_data_set) < 2:
+        return Skipped("no two epochs dealt the numbers of the first data set out among the ranks")
+    earlier, later = of_one_data_set[:2]
+    by_same_rank: list[Read] = []
+    by_another_rank: list[Read] = []
+    for rank, epoch in enumerate(earlier):
+        for later_rank, later_epoch in enumerate(later):
+            reads = read_twice(epoch, later_epoch)
+            if later_rank == rank:
+                by_same_rank += reads
+            else:
+                by_another_rank += reads
+    unchanged = [part for part, agreement in agreement_by_part(by_same_rank).items() if agreement >= SAME]
+    agreement_of_ranks = agreement_by_part(by_another_rank)
+    compared = [agreement_of_ranks[part] for part in unchanged if part in agreement_of_ranks]
+    if not compared:
+        return Skipped("samples that are read twice are too few, are too alike, or change with each read")
+    if max(compared) >= SAME:
+        return Passed()
+    return Finding(
+        f"the sampler deals out numbers, but {len(by_another_rank)} samples have other contents on another rank",
+        "make the data alike on all ranks: draw them, and any random split, with the same seed",
+    )
+
+
+def check_orders(records: list[Record]) -> Result:
+    """Passed if each epoch has another order than the one before; a Finding if it has the same shuffled order."""
+    results: list[Result] = []
     for record in records:
         epochs = [epoch for epoch in record.training_epochs if len(epoch.samples) >= MIN_SAMPLES]
         for data_set in dict.fromkeys(epoch.data_set for epoch in epochs):  # they may be read in turn
             of_one = [epoch for epoch in epochs if epoch.data_set == data_set]
-            answers += [_order(record.rank, earlier, later) for earlier, later in pairwise(of_one)]
-    return overall(answers, "no two epochs had one data set")
+            results += [_order(record.rank, earlier, later) for earlier, later in pairwise(of_one)]
+    return overall(results, "no two epochs had one data set")
 
 
-def _order(rank: int, earlier: Epoch, later: Epoch) -> Answer:
+def _order(rank: int, earlier: Epoch, later: Epoch) -> Result:
     length = min(len(earlier.samples), len(later.samples))
     order = earlier.samples[:length]
     places = {number: place for place, number in enumerate(earlier.numbers)}  # random_split shuffles the numbers
@@ -105,9 +136,9 @@ def _order(rank: int, earlier: Epoch, later: Epoch) -> Answer:
     read = [places.get(number, number) for number in order]
     descents = sum(place > following for place, following in pairwise(read))
     if descents <= 1:  # one where the sampler fills up the last batch with samples of the beginning
-        return NotExamined("the order is not shuffled")
+        return Skipped("the order is not shuffled")
     if order != later.samples[:length]:
-        return Right()
+        return Passed()
     return Finding(
         f"two epochs have the same order of {length} samples on rank {rank}",
         "call `sampler.set_epoch(epoch)` before each epoch, unless the order is fixed on purpose, as by length",

@@ -9,15 +9,14 @@ import torch
 
 from common.doctor import __main__ as program
 from common.doctor import checks, launch, report, run_script
-from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import data_sets, end, evaluations, files, replicas, samples, steps
-from common.doctor.checks.random_numbers import check_draws
-from common.doctor.observers.generators import note_draws
+from common.doctor.checks import end, evaluations, files, optimizers, samples, weights
+from common.doctor.checks.random_numbers import check_draws, note_draws
 from common.doctor.record import Batch, Call, End, Epoch, Network, Record, Save, Step
+from common.doctor.results import Finding, Passed, Skipped
 
 LOST = End("lost", "train.py:9: RuntimeError: [/third_party/gloo/pair.cc:545] Read error")
 STOPPED = End("stopped", "no rank made progress for 60 s")
-HEALTHY = dict.fromkeys(checks.OF_HEALTH, Right())
+HEALTHY = dict.fromkeys(checks.OF_HEALTH, Passed())
 RAISED_FROM = RuntimeError("step 9 failed")
 RAISED_FROM.__cause__ = RuntimeError(LOST.text)
 
@@ -34,11 +33,11 @@ NANS = [torch.tensor([nan, nan])] * 2
 @pytest.mark.parametrize(
     "by_step, rates_of_rank_1, wrapped, kind",
     [
-        pytest.param([APART, EQUAL, APART], [0.1] * 8, False, NotExamined, id="maybe averaged"),
+        pytest.param([APART, EQUAL, APART], [0.1] * 8, False, Skipped, id="maybe averaged"),
         pytest.param([EQUAL, APART, APART], [0.1] * 8, False, Finding, id="not averaged again"),
         pytest.param([APART, APART, NANS], [0.1] * 8, False, Finding, id="equal again as nans"),
         pytest.param([APART], [0.1] * 9, True, Finding, id="rank 1 makes steps alone"),
-        pytest.param([APART], [0.2] * 8, True, NotExamined, id="explained by another learning rate"),
+        pytest.param([APART], [0.2] * 8, True, Skipped, id="explained by another learning rate"),
         pytest.param([APART], [0.2] * 8, False, Finding, id="not wrapped, whatever the learning rate"),
     ],
 )
@@ -47,9 +46,9 @@ def test_weights_may_be_averaged_later_or_differ_by_the_learning_rate(by_step, r
     records[0].networks[0].wrapped = wrapped
     records[1].steps = [Step([rate], 1) for rate in rates_of_rank_1]
     for step, of_ranks in enumerate(by_step, start=1):
-        for one, weights in zip(records, of_ranks, strict=True):
-            one.networks[0].weights[step] = {"w": weights}
-    assert isinstance(replicas.check_same_weights(records), kind)
+        for one, tensor in zip(records, of_ranks, strict=True):
+            one.networks[0].weights[step] = {"w": tensor}
+    assert isinstance(weights.check_same_weights(records), kind)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def test_weights_may_be_averaged_later_or_differ_by_the_learning_rate(by_step, r
         pytest.param([[1.0, 2.0], [nan, 2.0]], Finding, id="a nan on another rank"),
         pytest.param([[nan, nan], [1.0, 2.0]], Finding, id="only nans on rank 0"),
         pytest.param([[nan, 2.0], [nan, 3.0]], Finding, id="a nan on both, and another number"),
-        pytest.param([[nan, inf], [nan, inf]], NotExamined, id="the same on both"),
+        pytest.param([[nan, inf], [nan, inf]], Skipped, id="the same on both"),
     ],
 )
 def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
@@ -66,12 +65,12 @@ def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
     for one, values in zip(records, of_ranks, strict=True):
         one.networks[0].weights = {1: {"w": torch.tensor(values)}}
         one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
-    assert isinstance(replicas.check_same_weights(records), kind)
-    assert isinstance(replicas.check_same_statistics(records), kind)
+    assert isinstance(weights.check_same_weights(records), kind)
+    assert isinstance(weights.check_same_statistics(records), kind)
     records[0].networks[0].weights = {1: {"of another stage": torch.tensor([1.0])}}
-    assert isinstance(replicas.check_same_weights(records), NotExamined)  # as nothing can be compared
+    assert isinstance(weights.check_same_weights(records), Skipped)  # as nothing can be compared
     records[0].networks[0] = Network(forwards=1, weights=records[1].networks[0].weights, shapes={"w": (3,)})
-    assert isinstance(replicas.check_same_weights(records), NotExamined)
+    assert isinstance(weights.check_same_weights(records), Skipped)
 
 
 def shuffled(seed: int) -> list[int]:
@@ -89,7 +88,7 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, length=1000
     return Epoch(data_set, length, range(length), complete=True, batches=batches)
 
 
-@pytest.mark.parametrize("different_step, kind", [(4, Finding), (5, NotExamined)])
+@pytest.mark.parametrize("different_step, kind", [(4, Finding), (5, Skipped)])
 def test_steps_are_compared_up_to_the_last_batch_of_the_rank_that_has_fewer(different_step, kind):
     records = trained()
     records[0].epochs = [epoch_of(range(24))]
@@ -97,8 +96,8 @@ def test_steps_are_compared_up_to_the_last_batch_of_the_rank_that_has_fewer(diff
     records[1].steps[different_step - 1] = Step([0.2], 1)
     for one in records:
         one.networks[0].statistics[different_step] = {"mean": APART[one.rank]}
-    assert isinstance(steps.check_learning_rates(records), kind)
-    assert isinstance(replicas.check_same_statistics(records), kind)
+    assert isinstance(optimizers.check_learning_rates(records), kind)
+    assert isinstance(weights.check_same_statistics(records), kind)
 
 
 def test_an_uneven_epoch_explains_a_hang_but_not_under_join():
@@ -128,16 +127,16 @@ CONTENTS = {
 @pytest.mark.parametrize(
     "epochs, kind, training, pitfall, of_data_sets",
     [
-        pytest.param(HALVES, "same", Right, None, Right, id="parts"),
-        pytest.param(HALVES, "augmented", Right, None, Right, id="parts, augmented"),
-        pytest.param(HALVES, "new", Right, None, NotExamined, id="parts, new with each read"),
-        pytest.param(HALVES, "of each rank", Right, None, Finding, id="parts of its own data"),
-        pytest.param(ALL, "same", Finding, None, NotExamined, id="all"),
-        pytest.param(OWN, "same", Finding, "different_orders", NotExamined, id="its own order"),
-        pytest.param(OWN, "of each rank", NotExamined, None, NotExamined, id="its own order of its own data"),
-        pytest.param(OWN, "sorted", NotExamined, None, NotExamined, id="its own order of its own files"),
-        pytest.param(TWO_OF_FOUR, "same", NotExamined, None, NotExamined, id="two parts for four ranks"),
-        pytest.param(DRAWN, "same", NotExamined, None, NotExamined, id="with replacement"),
+        pytest.param(HALVES, "same", Passed, None, Passed, id="parts"),
+        pytest.param(HALVES, "augmented", Passed, None, Passed, id="parts, augmented"),
+        pytest.param(HALVES, "new", Passed, None, Skipped, id="parts, new with each read"),
+        pytest.param(HALVES, "of each rank", Passed, None, Finding, id="parts of its own data"),
+        pytest.param(ALL, "same", Finding, None, Skipped, id="all"),
+        pytest.param(OWN, "same", Finding, "different_orders", Skipped, id="its own order"),
+        pytest.param(OWN, "of each rank", Skipped, None, Skipped, id="its own order of its own data"),
+        pytest.param(OWN, "sorted", Skipped, None, Skipped, id="its own order of its own files"),
+        pytest.param(TWO_OF_FOUR, "same", Skipped, None, Skipped, id="two parts for four ranks"),
+        pytest.param(DRAWN, "same", Skipped, None, Skipped, id="with replacement"),
     ],
 )
 def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, training, pitfall, of_data_sets):
@@ -145,11 +144,11 @@ def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, trai
     for number, orders in enumerate(epochs):
         for one, order in zip(records, orders, strict=True):
             one.epochs.append(epoch_of(order, functools.partial(CONTENTS[kind], one.rank, number)))
-    answer = samples.check_training_samples(records)
-    assert (type(answer), getattr(answer, "pitfall", None)) == (training, pitfall)
-    assert isinstance(data_sets.check_data_sets(records), of_data_sets)
+    result = samples.check_training_samples(records)
+    assert (type(result), getattr(result, "pitfall", None)) == (training, pitfall)
+    assert isinstance(samples.check_data_sets(records), of_data_sets)
     records[0].epochs[0].numbers = range(9000)  # of which few were read, so that none was read twice by chance
-    assert samples.check_training_samples(records) != Right()
+    assert samples.check_training_samples(records) != Passed()
 
 
 def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
@@ -158,10 +157,10 @@ def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
         content = functools.partial(CONTENTS["of each rank"], one.rank, 0)
         one.epochs = [epoch_of(shuffled(one.rank + 2 * number), content) for number in range(2)]
         one.epochs += [epoch_of(halves[one.rank], data_set=1) for halves in HALVES]
-    assert data_sets.check_data_sets(records) == Right()
+    assert samples.check_data_sets(records) == Passed()
 
 
-@pytest.mark.parametrize("seeds, kind", [((0, 0), Finding), ((0, 1), Right)])
+@pytest.mark.parametrize("seeds, kind", [((0, 0), Finding), ((0, 1), Passed)])
 def test_two_data_sets_that_are_read_in_turn_are_shuffled_anew_each(seeds, kind):
     epochs = [epoch_of(shuffled(seed), data_set=data_set) for seed in seeds for data_set in range(2)]
     dry_run = epoch_of(shuffled(0)[:16], batch_size=16)
@@ -173,41 +172,41 @@ def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it
     records = [Record(rank, epochs=[epoch_of(shuffled(0))]) for rank in range(2)]
     for batch in records[1].epochs[0].batches[::2]:
         batch.forwards = forwards
-    assert isinstance(samples.check_training_samples(records), NotExamined)
+    assert isinstance(samples.check_training_samples(records), Skipped)
 
 
 @pytest.mark.parametrize(
     "of_rank_0, of_rank_1, kind, counts",
     [
-        pytest.param([[0, 2, 4]], [[1, 3, 5]], Right, "", id="each once"),
-        pytest.param([[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], Right, "", id="all on each rank"),
+        pytest.param([[0, 2, 4]], [[1, 3, 5]], Passed, "", id="each once"),
+        pytest.param([[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5]], Passed, "", id="all on each rank"),
         pytest.param([[0, 2, 4]], [[5, 1, 3, 0]], Finding, "1 of 6 samples are", id="filled up"),
-        pytest.param([[0, 2, 4]], [[5, 1, 3, 5]], NotExamined, "", id="filled up by its own"),
-        pytest.param([[0, 2, 4]], [[2, 5, 1, 3]], NotExamined, "", id="no padding"),
-        pytest.param([[0, 1, 2, 3]], [[0, 1, 2, 3]], NotExamined, "", id="dropped on each rank"),
-        pytest.param([[0, 2, 4], [0, 1, 2, 3]], [[1, 3, 5]], NotExamined, "", id="a further one on rank 0"),
+        pytest.param([[0, 2, 4]], [[5, 1, 3, 5]], Skipped, "", id="filled up by its own"),
+        pytest.param([[0, 2, 4]], [[2, 5, 1, 3]], Skipped, "", id="no padding"),
+        pytest.param([[0, 1, 2, 3]], [[0, 1, 2, 3]], Skipped, "", id="dropped on each rank"),
+        pytest.param([[0, 2, 4], [0, 1, 2, 3]], [[1, 3, 5]], Skipped, "", id="a further one on rank 0"),
     ],
 )
 def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_rank_1, kind, counts):
     records = [Record(0), Record(1)]
     for one, orders in zip(records, (of_rank_0, of_rank_1), strict=True):
         one.epochs = [epoch_of(order, batch_size=1, length=6, trained=False) for order in orders]
-    answer = evaluations.check_evaluation_samples(records)
-    assert isinstance(answer, kind)
-    assert counts in getattr(answer, "text", "")
+    result = evaluations.check_evaluation_samples(records)
+    assert isinstance(result, kind)
+    assert counts in getattr(result, "text", "")
     records[0].epochs.append(epoch_of(range(8)))  # the data are trained on too
-    assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
+    assert isinstance(evaluations.check_evaluation_samples(records), Skipped)
     for epoch in records[0].epochs + records[1].epochs:
         epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
-    assert isinstance(evaluations.check_evaluation_samples(records), NotExamined)
+    assert isinstance(evaluations.check_evaluation_samples(records), Skipped)
 
 
 @pytest.mark.parametrize(
     "keys, kind",
     [
         (["_orig_mod.module.w", "_orig_mod.module.buffer"], Finding),
-        (["module.of_another"], Right),
-        (["n_averaged", "module.w"], Right),
+        (["module.of_another"], Passed),
+        (["n_averaged", "module.w"], Passed),
         (["n_averaged", "module.module.w"], Finding),
     ],
 )
@@ -226,28 +225,29 @@ def test_the_first_draws_of_each_source_are_recorded():
     assert counts == {"batches": 64, "forwards in training": 1}
 
 
-@pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Right)])
+@pytest.mark.parametrize("of_ranks, kind", [((1, 2, 2), Finding), ((1, 1, 2), Finding), ((1, 2, 3), Passed)])
 def test_no_two_ranks_draw_alike(of_ranks, kind):
     networks = [Network(forwards=1)]
     records = [Record(0, draws={("batches", "torch"): [state]}, networks=networks) for state in of_ranks]
     assert isinstance(check_draws(records), kind)
     records[0].networks = [Network(forwards=1, shapes={"of another stage": (1,)})]
-    assert isinstance(check_draws(records), NotExamined)
+    assert isinstance(check_draws(records), Skipped)
 
 
-@pytest.mark.parametrize("micro_batches, kind", [([1, 0, 3, 0, 3], Finding), ([3, 3, 3], Right), ([1, 3], NotExamined)])
+@pytest.mark.parametrize("micro_batches, kind", [([1, 0, 3, 0, 3], Finding), ([3, 3, 3], Passed), ([1, 3], Skipped)])
 def test_the_first_window_of_accumulation_is_as_long_as_the_next(micro_batches, kind):
     steps_of = [Step([0.1], count) for count in micro_batches]
     first = Record(0, steps=steps_of, networks=[Network(forwards=12)])
-    assert isinstance(steps.check_accumulation([first]), kind)
+    assert isinstance(optimizers.check_accumulation([first]), kind)
     first.networks.append(Network(forwards=12))
-    assert steps.check_accumulation([first]).reason.endswith("but 2 were trained")
+    assert optimizers.check_accumulation([first]).reason.endswith("but 2 were trained")
 
 
-@pytest.mark.parametrize("rates, kind", [([0.2, 0.1, 0], Right), ([0.1, 0, 0, 0], Finding), ([0, None], Right)])
+@pytest.mark.parametrize("rates, kind", [([0.2, 0.1, 0], Passed), ([0.1, 0, 0, 0], Finding), ([0, None], Passed)])
 def test_a_schedule_lasts_as_long_as_the_training(rates, kind):
     of_another = [Step([0.5, 0.5], 1, optimizer=1)] * 3  # which stays as it is
-    assert isinstance(steps.check_schedule([Record(0, steps=[Step([rate], 1) for rate in rates] + of_another)]), kind)
+    of_one = [Step([rate], 1) for rate in rates]
+    assert isinstance(optimizers.check_schedule([Record(0, steps=of_one + of_another)]), kind)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
     assert end.check_end(records).text.startswith(found)
     assert end.check_end([Record(0)]).reason.startswith("rank 0 left by os._exit")
     records[1].end = End("steps")
-    assert end.check_end(records) == NotExamined("--steps ended it")
+    assert end.check_end(records) == Skipped("--steps ended it")
 
 
 @pytest.mark.parametrize(
@@ -302,9 +302,9 @@ def test_a_collective_that_not_all_ranks_have_called_is_named(of_ranks, pitfall,
     records = [Record(rank, end=STOPPED) for rank in range(len(of_ranks))]
     for one, calls in zip(records, of_ranks, strict=True):
         one.collectives = dict.fromkeys(Call(name, f"t.py:{line}") for name, line in calls.split())
-    answer = end.check_end(records)
-    assert answer.pitfall == pitfall
-    assert answer.text.endswith(found)
+    result = end.check_end(records)
+    assert result.pitfall == pitfall
+    assert result.text.endswith(found)
 
 
 def test_a_rank_that_evaluates_alone_is_named():
@@ -314,23 +314,23 @@ def test_a_rank_that_evaluates_alone_is_named():
 
 def test_without_a_process_group_only_a_bad_end_is_examined():
     alone = Record(0, end=End("finished"), last_printed="no training")
-    assert checks.why_nothing_was_examined([alone, alone]).endswith("; it printed last: no training")
+    assert program.why_nothing_was_examined([alone, alone]).endswith("; it printed last: no training")
     for end_of_another in (STOPPED, End("crash", "ValueError")):
         records = [alone, Record(1, end=end_of_another)]
-        assert checks.why_nothing_was_examined(records) is None
-        text = "\n".join(report.lines(checks.ask_all(records), records))
+        assert program.why_nothing_was_examined(records) is None
+        text = "\n".join(report.lines(checks.run_all(records), records))
         assert "Not examined: all the rest, because no optimizer step was seen before the end.\n" in text
 
 
 def test_what_fails_leaves_the_answers_of_the_others_but_nothing_is_called_healthy(monkeypatch):
-    monkeypatch.setattr(launch, "observe", lambda *args: [Record(0, backend="gloo"), Record(1)])
+    monkeypatch.setattr(launch, "run_ranks", lambda *args: [Record(0, backend="gloo"), Record(1)])
     assert program.main([__file__]) == 2  # as no check is right
     monkeypatch.setitem(checks.CHECKS, "files", lambda records: records[44])
-    monkeypatch.setitem(checks.CHECKS, "schedule", lambda records: Right())
+    monkeypatch.setitem(checks.CHECKS, "schedule", lambda records: Passed())
     assert program.main([__file__]) == 2
-    answers = checks.ask_all([Record(0), Record(1)])
-    assert answers["files"].reason == "the check failed: IndexError: list index out of range"
-    answers.update(HEALTHY)
-    assert "Healthy" not in "\n".join(report.lines(answers, [Record(0)]))
+    results = checks.run_all([Record(0), Record(1)])
+    assert results["files"].reason == "the check failed: IndexError: list index out of range"
+    results.update(HEALTHY)
+    assert "Healthy" not in "\n".join(report.lines(results, [Record(0)]))
     assert "Healthy" not in "\n".join(report.lines(HEALTHY, [Record(0, observer_errors={"f: ValueError": ""})]))
     assert "Healthy" in "\n".join(report.lines(HEALTHY, [Record(rank=0)]))

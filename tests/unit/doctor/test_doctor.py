@@ -13,9 +13,9 @@ import torch
 from common import ladder, pitfalls
 from common.doctor import __main__ as program
 from common.doctor import checks, launch, record, report, run_script
-from common.doctor.answers import Answer, Right
 from common.doctor.checks import end
-from common.doctor.observers.recorder import Recorder
+from common.doctor.recorder import Recorder
+from common.doctor.results import Passed, Result
 from common.processes import Ranks, ranks
 from tests.jobs import job
 from tests.unit.doctor.ailments import ENDS, HARMLESS, HEALTHY, MISTAKES, write
@@ -23,8 +23,8 @@ from tests.unit.doctor.ailments import ENDS, HARMLESS, HEALTHY, MISTAKES, write
 QUICK, *SLOW = MISTAKES
 
 
-def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answer], str]:
-    """The doctor's answers and report on a script that runs in forks, which saves the import of torch."""
+def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Result], str]:
+    """The doctor's results and report on a script that runs in forks, which saves the import of torch."""
     pool = Ranks(2, on_cpu=True)  # of its own: the observers stay in it
     try:
         pool.run(run_watched, folder, script, flags, timeout=120)
@@ -32,10 +32,10 @@ def examined(script: Path, folder: Path, *flags: object) -> tuple[dict[str, Answ
         pool.stop()
     records = [record.read(folder / f"rank{rank}" / record.FILE) for rank in range(2)]
     assert not any(one.observer_errors for one in records)
-    answers = checks.ask_all(records)
-    text = unwrapped("\n".join(report.lines(answers, records)))
+    results = checks.run_all(records)
+    text = unwrapped("\n".join(report.lines(results, records)))
     assert "the check failed" not in text
-    return answers, text
+    return results, text
 
 
 def run_watched(folder: Path, script: Path, flags: tuple) -> None:
@@ -50,10 +50,10 @@ def unwrapped(text: str) -> str:
 def test_a_healthy_script_raises_no_alarm_and_trains_the_weights_that_it_would_alone(tmp_path):
     alone = tmp_path / "alone"
     alone.mkdir()
-    answers, text = examined(HEALTHY, tmp_path, "--out", tmp_path)
+    results, text = examined(HEALTHY, tmp_path, "--out", tmp_path)
     assert "Healthy: nothing found" in text
-    right = {topic for topic, answer in answers.items() if answer == Right()}
-    assert answers.keys() - right == {"BatchNorm's statistics"}
+    right = {topic for topic, result in results.items() if result == Passed()}
+    assert results.keys() - right == {"BatchNorm's statistics"}
     ranks(2, on_cpu=True).run(run_alone, HEALTHY, alone)
     weights, expected = (torch.load(folder / "last.pt")["weights"] for folder in (tmp_path, alone))
     assert weights.keys() == expected.keys()
@@ -68,8 +68,8 @@ def run_alone(script: Path, folder: Path) -> None:
 @pytest.mark.parametrize("name", [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_planted_mistake_is_the_first_finding(name, tmp_path):
     ailment = MISTAKES[name]
-    answers, text = examined(write(tmp_path, ailment.changes), tmp_path, "--out", tmp_path)
-    found = report.findings(answers)
+    results, text = examined(write(tmp_path, ailment.changes), tmp_path, "--out", tmp_path)
+    found = report.findings(results)
     topic, first = next(iter(found.items()))
     assert (topic, first.pitfall) == (ailment.topic, ailment.pitfall), text
     assert ailment.said in text
@@ -87,8 +87,8 @@ def test_each_pitfall_is_found_in_a_script_or_named_as_one_that_only_its_author_
 @pytest.mark.parametrize("name", HARMLESS)
 def test_what_looks_like_a_mistake_raises_no_alarm(name, tmp_path):
     ailment = HARMLESS[name]
-    answers, text = examined(write(tmp_path, ailment.changes), tmp_path, "--out", tmp_path)
-    assert report.findings(answers) == {}
+    results, text = examined(write(tmp_path, ailment.changes), tmp_path, "--out", tmp_path)
+    assert report.findings(results) == {}
     assert ailment.said in text
 
 
@@ -140,7 +140,7 @@ def test_a_rank_that_has_ended_is_signalled_once_and_is_not_waited_for(monkeypat
 def test_a_rank_that_dies_at_its_exit_has_crashed(number, cause, tmp_path):
     dying = launch.Rank(0, tmp_path, subprocess.Popen(["sh", "-c", f"kill -{number} $$"]))
     dying.process.wait()
-    recorder = Recorder(tmp_path / record.FILE, rank=0)
+    recorder = Recorder(tmp_path, 0, Path("train.py"))
     recorder.record.waits_in = "train.py:9"
     recorder.finish("finished")
     (tmp_path / launch.LOG).touch()
@@ -162,8 +162,8 @@ OURS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("script", OURS)
 def test_our_own_scripts_are_healthy(script, tmp_path):
-    answers, text = examined(ladder.ROOT / script, tmp_path, *OURS[script])
-    assert report.findings(answers) == {}
+    results, text = examined(ladder.ROOT / script, tmp_path, *OURS[script])
+    assert report.findings(results) == {}
     assert "Healthy: " in text or "no rank has whole parameters" in text
 
 

@@ -15,24 +15,21 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Subset
 
-from common.doctor.answers import Finding, NotExamined, Right
-from common.doctor.checks import samples, steps
-from common.doctor.observers import files
-from common.doctor.observers.clipping import ClippingObserver
-from common.doctor.observers.contents import contents, count_samples
-from common.doctor.observers.loaders import LoaderObserver
-from common.doctor.observers.networks import NetworkObserver
-from common.doctor.observers.optimizers import OptimizerObserver
-from common.doctor.observers.recorder import Recorder
-from common.doctor.observers.tensors import _some_numbers, some_weights
-from common.doctor.record import FILE, Network, Record, Step
+from common.doctor.checks import clipping, files, optimizers, samples
+from common.doctor.checks.contents import contents, count_samples
+from common.doctor.checks.loaders import LoaderObserver
+from common.doctor.checks.networks import NetworkObserver
+from common.doctor.checks.weights import some_numbers, some_weights
+from common.doctor.record import Network, Record, Step
+from common.doctor.recorder import Recorder
+from common.doctor.results import Finding, Passed, Skipped
 
 
 @pytest.fixture
 def recorder(monkeypatch, tmp_path):
     """A recorder whose wrappers are taken off after the test: `Recorder.wrap` calls the `setattr` of monkeypatch."""
-    monkeypatch.setattr("common.doctor.observers.recorder.setattr", monkeypatch.setattr, raising=False)
-    recorder = Recorder(tmp_path / FILE, rank=0)
+    monkeypatch.setattr("common.doctor.recorder.setattr", monkeypatch.setattr, raising=False)
+    recorder = Recorder(tmp_path, 0, tmp_path / "train.py")
     yield recorder
     assert recorder.record.observer_errors == {}
 
@@ -47,7 +44,7 @@ def test_samples_that_are_not_stacked_have_contents_too():
 
 
 def test_files_of_one_name_in_two_folders_are_two(recorder, tmp_path):
-    files.install(recorder)
+    files.FileObserver(recorder).install()
     paths = [tmp_path / folder / "last.pt" for folder in ("a", "b")]
     for path in paths:
         path.parent.mkdir()
@@ -74,14 +71,14 @@ def sgd(lr=0.1) -> torch.optim.Optimizer:
 @pytest.fixture
 def after_step(recorder):
     recorder.record.networks.append(Network(forwards=1))
-    observer = OptimizerObserver(recorder, SimpleNamespace(networks={}), last_step=3)
+    observer = optimizers.OptimizerObserver(recorder, {}, last_step=3)
     return functools.partial(observer.after_step, args=(), kwargs={})
 
 
 def test_an_unknown_rate_is_the_same_on_all_ranks_and_follows_no_schedule(recorder, after_step):
     after_step(sgd(lr=None))
-    assert steps.check_learning_rates([recorder.record, pickle.loads(pickle.dumps(recorder.record))]) == Right()
-    assert isinstance(steps.check_schedule([recorder.record]), NotExamined)
+    assert optimizers.check_learning_rates([recorder.record, pickle.loads(pickle.dumps(recorder.record))]) == Passed()
+    assert isinstance(optimizers.check_schedule([recorder.record]), Skipped)
 
 
 def test_the_optimizer_in_a_zero_redundancy_optimizer_is_followed_to_the_last_step(recorder, after_step, monkeypatch):
@@ -104,19 +101,21 @@ def test_the_number_of_a_collected_optimizer_is_not_given_again(recorder, after_
 @pytest.mark.parametrize(
     "calls, enabled, kind",
     [
-        pytest.param("scale unscale_ clip step", True, Right, id="divided before"),
+        pytest.param("scale unscale_ clip step", True, Passed, id="divided before"),
         pytest.param("scale clip step", True, Finding, id="not divided"),
         pytest.param("scale clip_by_module step", True, Finding, id="not divided, and called by its module"),
         pytest.param("scale step update scale clip", True, Finding, id="not divided after a step"),
         pytest.param("scale_sharded clip", True, Finding, id="not divided by the scaler of FSDP"),
-        pytest.param("scale_sharded unscale_sharded clip", True, Right, id="divided by the scaler of FSDP"),
-        pytest.param("scale clip step", False, Right, id="never multiplied"),
-        pytest.param("scale unscale_ scale_of_other clip", True, Right, id="the loss of another scaler is scaled last"),
+        pytest.param("scale_sharded unscale_sharded clip", True, Passed, id="divided by the scaler of FSDP"),
+        pytest.param("scale clip step", False, Passed, id="never multiplied"),
+        pytest.param(
+            "scale unscale_ scale_of_other clip", True, Passed, id="the loss of another scaler is scaled last"
+        ),
     ],
 )
 def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder, monkeypatch):
     monkeypatch.setattr(ShardedGradScaler, "unscale_", lambda *args: None)  # torch's asks the other ranks
-    ClippingObserver(recorder).install()
+    clipping.ClippingObserver(recorder).install()
     scaler, other = (torch.amp.GradScaler("cpu", 65536.0, 2.0, 0.5, 2000, enabled) for _ in range(2))
     weight = torch.ones(1, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -133,15 +132,15 @@ def test_gradients_are_clipped_at_their_own_scale(calls, enabled, kind, recorder
     }
     for call in calls.split():
         do[call]()
-    assert isinstance(steps.check_clipping([recorder.record]), kind)
+    assert isinstance(clipping.check_clipping([recorder.record]), kind)
 
 
 @pytest.mark.parametrize(
     "dataset, order, kind",
     [
         (range(40), range(39, -1, -1), Finding),
-        (Subset(range(40), range(39, -1, -1)), range(30), NotExamined),  # as random_split has made it
-        (range(41), [*range(1, 41, 2), 0], NotExamined),  # filled up
+        (Subset(range(40), range(39, -1, -1)), range(30), Skipped),  # as random_split has made it
+        (range(41), [*range(1, 41, 2), 0], Skipped),  # filled up
     ],
 )
 def test_epochs_are_alike_by_mistake_if_they_are_shuffled(dataset, order, kind, recorder):
@@ -198,9 +197,9 @@ def test_what_backward_computes_again_is_no_further_forward(monkeypatch):
     assert list(recorder.record.networks[0].weights) == list(range(1, 65))
     assert some_weights(nn.ModuleDict({"_fsdp_wrapped_module": module})) == some_weights(nn.LazyLinear(1)) == {}
     with pytest.raises(RuntimeError):  # here, and not where the record is written
-        torch.func.vmap(_some_numbers)(torch.ones(2, 3))
-    assert len(_some_numbers(torch.arange(512).repeat(512)).unique()) > 30  # of all columns
-    monkeypatch.setattr("common.doctor.observers.networks.states", lambda device: 1 / 0)
+        torch.func.vmap(some_numbers)(torch.ones(2, 3))
+    assert len(some_numbers(torch.arange(512).repeat(512)).unique()) > 30  # of all columns
+    monkeypatch.setattr("common.doctor.checks.networks.states", lambda device: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         observer.before_forward(module.train(), ())
     assert observer._forward is not None  # else the parts of a network would count as networks

@@ -1,31 +1,37 @@
-"""Networks: their forwards in training, their weights after steps, and their statistics in evaluations.
+"""The observer of networks: it notes their forwards, and what stands between a forward and DistributedDataParallel.
 
 A network is what the script calls, itself or through a wrapper. The modules that a network calls are a part of it.
+Several checks judge it, `weights` before all.
 """
 
 import weakref
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from common.doctor.observers.contents import count_samples
-from common.doctor.observers.generators import note_draws, states
-from common.doctor.observers.loaders import LoaderObserver
-from common.doctor.observers.recorder import Recorder
-from common.doctor.observers.tensors import identities, is_part, is_split, shapes, some_statistics, some_weights
-from common.doctor.record import EACH_STEP_UNTIL, Network
+from common.doctor.checks.contents import count_samples
+from common.doctor.checks.loaders import LoaderObserver
+from common.doctor.checks.random_numbers import note_draws, states
+from common.doctor.checks.weights import is_part, note_statistics, note_weights
+from common.doctor.record import Network
+from common.doctor.recorder import Recorder
 
 
-class Forward(NamedTuple):
+@dataclass
+class Forward:
     """A forward that the script has started, and that has not returned. What it calls in turn is a part of it."""
 
     called: nn.Module  # the network, or its wrapper
     module: nn.Module  # the network
     in_training: bool  # in training mode and with gradients
-    generators: dict[str, int]  # the states of the random generators at its start; empty in an evaluation
+    generators: dict[str, int] = field(default_factory=dict)  # in training: the states of the random generators before
 
 
 class NetworkObserver:
@@ -46,7 +52,7 @@ class NetworkObserver:
 
     def after_wrapping(self, _: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         module = _unwrapped(ddp)[1]
-        self._when_wrapped[module] = identities(module)
+        self._when_wrapped[module] = _identities(module)
 
     def before_forward(self, called: nn.Module, inputs: tuple) -> None:
         if self._forward is not None or next(called.parameters(), None) is None:
@@ -56,15 +62,15 @@ class NetworkObserver:
         wrappers, module = _unwrapped(called)
         in_training = module.training and torch.is_grad_enabled()
         # Before what may fail: else each part of the network would count as a network.
-        self._forward = Forward(called, module, in_training, generators={})
+        self._forward = Forward(called, module, in_training)
         if module not in self.networks:
             self._add(module)  # at its first forward
         if in_training:  # in an evaluation a rank may have put averaged weights in
-            self._note_wrapping(module, wrappers)
-            self._note_changes(module)
+            network = self.networks[module]
+            self._note_wrapping(network, module, wrappers)
             if self._record.steps:  # before, the ranks' weights may differ
-                self._note_weights(module)  # at the first forward after a step: these are the step's
-            self._forward.generators.update(states(next(module.parameters()).device))
+                note_weights(network, module, len(self._record.steps))
+            self._forward.generators = states(next(module.parameters()).device)
 
     def after_forward(self, called: nn.Module, inputs: tuple, keywords: dict | None, output: Any = None) -> None:
         """Note what a forward has done. Where it has raised, torch gives neither keywords nor an output."""
@@ -76,7 +82,9 @@ class NetworkObserver:
         batch = self._loaders.batch_in_use()
         if forward.in_training:
             network.forwards += 1
-            network.shapes = network.shapes or shapes(forward.module)  # lazy layers have them after a forward
+            if not network.shapes:  # lazy layers have them after a forward
+                named = forward.module.named_parameters()
+                network.shapes = {name: tuple(part.shape) for name, part in named if not is_part(name, part)}
             if batch:
                 batch.forwards.append(count_samples(inputs, keywords))
             device = next(forward.module.parameters()).device
@@ -84,37 +92,25 @@ class NetworkObserver:
         elif batch:
             batch.evaluated = True
         if not forward.module.training:
-            steps = len(self._record.steps)
-            # If DDP copies rank 0's statistics, it has done so in this forward. An evaluation changes none.
-            if steps not in network.statistics:
-                network.statistics[steps] = some_statistics(forward.module)
+            note_statistics(network, forward.module, len(self._record.steps))
 
     def _add(self, module: nn.Module) -> None:
         self.networks[module] = Network()
         self._record.networks.append(self.networks[module])
         self._record.is_sharded |= any(is_part(name, parameter) for name, parameter in module.named_parameters())
-        self._record.is_split |= is_split(module)
+        self._record.is_split |= _is_split(module)
 
-    def _note_wrapping(self, module: nn.Module, wrappers: list[nn.Module]) -> None:
-        network = self.networks[module]
-        is_inside = module in self._when_wrapped
-        network.wrapped = is_inside or any(isinstance(part, DistributedDataParallel) for part in module.modules())
-        if is_inside and not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
-            network.past_wrapper += 1
-
-    def _note_changes(self, module: nn.Module) -> None:
+    def _note_wrapping(self, network: Network, module: nn.Module, wrappers: list[nn.Module]) -> None:
         before = self._when_wrapped.get(module)
-        if before is not None:
-            now = identities(module)
-            # The newest forward counts: a script may take a change back. Forwards past the wrapper add up instead.
-            self.networks[module].changed = [name for name in now if before.get(name) != now[name]]
-
-    def _note_weights(self, module: nn.Module) -> None:
-        weights = self.networks[module].weights
-        steps = len(self._record.steps)
-        is_power_of_two = steps & (steps - 1) == 0
-        if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in weights:
-            weights[steps] = some_weights(module)
+        if before is None:
+            network.wrapped = any(isinstance(part, DistributedDataParallel) for part in module.modules())
+            return
+        network.wrapped = True
+        if not any(isinstance(wrapper, DistributedDataParallel) for wrapper in wrappers):
+            network.past_wrapper += 1
+        now = _identities(module)
+        # The newest forward counts: a script may take a change back. Forwards past the wrapper add up instead.
+        network.changed = [name for name in now if before.get(name) != now[name]]
 
 
 def _unwrapped(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
@@ -126,3 +122,17 @@ def _unwrapped(module: nn.Module) -> tuple[list[nn.Module], nn.Module]:
         is_parallel = isinstance(inner, DistributedDataParallel | nn.DataParallel)
         inner = inner.module if is_parallel else getattr(inner, "_orig_mod", None)  # torch.compile has this one
     return chain[:-1], chain[-1]
+
+
+def _identities(module: nn.Module) -> dict[str, tuple]:
+    """The id, device and dtype of each parameter that DDP averages, which must not change."""
+    averaged = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    return {name: (id(parameter), str(parameter.device), str(parameter.dtype)) for name, parameter in averaged}
+
+
+def _is_split(module: nn.Module) -> bool:
+    """True if it has DTensors, unless fully_shard has put them on a line of all ranks: there each has whole samples."""
+    meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
+    is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
+    computes_whole_samples = is_fully_sharded and all(mesh.shape == (dist.get_world_size(),) for mesh in meshes)
+    return bool(meshes) and not computes_whole_samples

@@ -1,36 +1,87 @@
-"""`Record.networks`: all ranks have the same weights after each step, and the same statistics in each evaluation."""
+"""Weights: all ranks have the same ones after each step, and the same statistics of BatchNorm in each evaluation.
 
-from common.doctor.answers import Answer, Finding, NotExamined, overall
+Noted are some numbers of each tensor: of the weights at the first forward in training after a step, of the statistics
+in the first evaluation after a step.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
+
 from common.doctor.checks.alignment import corresponding_steps, no_difference, trained_networks
-from common.doctor.checks.steps import have_same_rates
-from common.doctor.record import EACH_STEP_UNTIL, Network, Record, Tensors
+from common.doctor.checks.contents import spread
+from common.doctor.checks.optimizers import have_same_rates
+from common.doctor.record import Network, Record, Tensors
+from common.doctor.results import Finding, Result, Skipped, overall
 from common.weights import max_difference
 
+EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, then after 128, 256, … steps
+NUMBERS_OF_A_TENSOR = 128  # spread over it
 TOLERANCE = 1e-6  # a difference counts if it is larger than this part of the tensor's largest finite number
 NO_STATISTICS = "no BatchNorm was evaluated on all ranks after the same step"
 
 
-def check_same_weights(records: list[Record]) -> Answer:
-    """Right if the weights are equal after each step; a Finding if they differ and are never equal again."""
-    answers = [_weights(networks, records) for networks in trained_networks(records)]
-    return overall(answers, "no network with the same parameters was called in training mode on all ranks")
+def note_weights(network: Network, module: nn.Module, steps: int) -> None:
+    """Note the weights after this number of steps, at the first forward in training that follows them."""
+    is_power_of_two = steps & (steps - 1) == 0
+    if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in network.weights:
+        network.weights[steps] = some_weights(module)
 
 
-def _weights(networks: tuple[Network, ...], records: list[Record]) -> Answer:
+def some_weights(module: nn.Module) -> Tensors:
+    found = {}
+    for name, parameter in module.named_parameters():
+        is_whole = not is_lazy(parameter) and not is_part(name, parameter)
+        if is_whole and parameter.is_floating_point() and parameter.numel():
+            found[name] = some_numbers(parameter)
+    return found
+
+
+def is_part(name: str, parameter: nn.Parameter) -> bool:
+    """True if this rank holds a part of the parameter only, as FSDP2 and FSDP1 leave it."""
+    return isinstance(parameter, DTensor) or "_fsdp_wrapped_module" in name
+
+
+def note_statistics(network: Network, module: nn.Module, steps: int) -> None:
+    """Note the statistics after a forward: if DDP copies rank 0's, it has done so. An evaluation changes none."""
+    if steps in network.statistics:
+        return
+    found = {}
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm) and part.running_mean is not None:
+            found[f"{name}.running_mean"] = some_numbers(part.running_mean)
+            found[f"{name}.running_var"] = some_numbers(part.running_var)
+    network.statistics[steps] = found
+
+
+def some_numbers(tensor: Tensor) -> Tensor:
+    # By way of plain numbers: a tensor inside of `torch.func.vmap` fails here, and not where the record is written.
+    return torch.tensor(spread(tensor, NUMBERS_OF_A_TENSOR).tolist(), dtype=torch.float64, device="cpu")
+
+
+def check_same_weights(records: list[Record]) -> Result:
+    """Passed if the weights are equal after each step; a Finding if they differ and are never equal again."""
+    results = [_weights(networks, records) for networks in trained_networks(records)]
+    return overall(results, "no network with the same parameters was called in training mode on all ranks")
+
+
+def _weights(networks: tuple[Network, ...], records: list[Record]) -> Result:
     by_step = differences_by_step([network.weights for network in networks], records)
     if not by_step:
-        return NotExamined("no finite weights after a step were seen on all ranks, or no rank has whole parameters")
+        return Skipped("no finite weights after a step were seen on all ranks, or no rank has whole parameters")
     apart = [step for step, differences in by_step.items() if differences]
     equal = [step for step, differences in by_step.items() if not differences]
     if not apart:
         return no_difference(records)
     if equal and equal[-1] > apart[0]:
-        return NotExamined(f"they differ after step {apart[0]}, but are equal again later: they may be averaged")
+        return Skipped(f"they differ after step {apart[0]}, but are equal again later: they may be averaged")
     return _with_cause(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
 
 
-def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Answer:
-    """The answer where the weights differ. Without another cause, other learning rates explain it."""
+def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Result:
+    """The result where the weights differ. Without another cause, other learning rates explain it."""
     changed = max(len(network.changed) for network in networks)
     if changed:
         return Finding(
@@ -52,7 +103,7 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
             pitfall="forward_through_module",
         )
     if not all(map(have_same_rates, corresponding_steps(records))):
-        return NotExamined("other learning rates make other weights")
+        return Skipped("other learning rates make other weights")
     return Finding(
         text,
         "no further cause was seen: look for weights that one rank loads after wrapping, for clipping and updates "
@@ -60,16 +111,16 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     )
 
 
-def check_same_statistics(records: list[Record]) -> Answer:
-    """Right if BatchNorm's statistics are equal in each evaluation after a step; a Finding if not."""
+def check_same_statistics(records: list[Record]) -> Result:
+    """Passed if BatchNorm's statistics are equal in each evaluation after a step; a Finding if not."""
     networks_with_batchnorm = [each for each in trained_networks(records) if any(each[0].statistics.values())]
     return overall([_statistics(networks, records) for networks in networks_with_batchnorm], NO_STATISTICS)
 
 
-def _statistics(networks: tuple[Network, ...], records: list[Record]) -> Answer:
+def _statistics(networks: tuple[Network, ...], records: list[Record]) -> Result:
     by_step = differences_by_step([network.statistics for network in networks], records)
     if not by_step:
-        return NotExamined(NO_STATISTICS)
+        return Skipped(NO_STATISTICS)
     for step, differences in by_step.items():
         if differences:
             return Finding(

@@ -1,4 +1,7 @@
-"""DataLoaders: the samples of each epoch."""
+"""The observer of DataLoaders: it notes epochs, their batches, and the samples of each.
+
+`samples` and `evaluations` judge them.
+"""
 
 import contextlib
 import weakref
@@ -10,10 +13,13 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from common.doctor.observers.contents import contents
-from common.doctor.observers.generators import note_draws, states
-from common.doctor.observers.recorder import Recorder
-from common.doctor.record import MAX_EPOCHS, MAX_FINGERPRINTS, Batch, Epoch
+from common.doctor.checks.contents import contents
+from common.doctor.checks.random_numbers import note_draws, states
+from common.doctor.record import Batch, Epoch
+from common.doctor.recorder import Recorder
+
+MAX_EPOCHS = 64
+MAX_FINGERPRINTS = 4096  # the samples of an epoch whose contents are noted
 
 
 @dataclass

@@ -1,4 +1,7 @@
-"""Clipping: the gradients that are clipped while the scale of a GradScaler multiplies them."""
+"""Clipping: gradients are clipped at their own size, and not while the scale of a GradScaler multiplies them.
+
+Noted for each clipping: whether a scaler has multiplied the gradients and nobody has divided them since.
+"""
 
 import inspect
 import weakref
@@ -8,7 +11,9 @@ import torch
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from common.doctor.observers.recorder import Recorder
+from common.doctor.record import Record
+from common.doctor.recorder import Recorder
+from common.doctor.results import Finding, Passed, Result, Skipped
 
 
 class ClippingObserver:
@@ -54,3 +59,16 @@ class ClippingObserver:
 
     def before_clipping(self, *args: Any, **kwargs: Any) -> None:
         self._recorder.record.clippings.append(self._gradients == "multiplied")
+
+
+def check_clipping(records: list[Record]) -> Result:
+    clippings = records[0].clippings  # the ranks run one script, and make this mistake alike
+    if not clippings:
+        return Skipped("rank 0 was not seen to call torch.nn.utils.clip_grad_…")
+    scaled = sum(clippings)
+    if not scaled:
+        return Passed()
+    return Finding(
+        f"{scaled} of {len(clippings)} times gradients were clipped that the scale had multiplied",
+        "call `scaler.unscale_(optimizer)` between backward and clipping",
+    )
