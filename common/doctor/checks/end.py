@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
-from common.doctor.checks.alignment import first_uneven
+from common.doctor.checks.alignment import across_ranks, first_uneven
 from common.doctor.record import Call, Record
 from common.doctor.recorder import Recorder
 from common.doctor.results import Finding, Passed, Result, Skipped
@@ -125,9 +125,24 @@ def _why_ranks_wait(records: list[Record], positions: str) -> Finding:
 
 
 def calls_of_some_ranks(records: list[Record]) -> dict[Call, str]:
-    """The calls, each a collective in a line, that not all ranks have made, and who has: "rank 0, rank 2"."""
-    callers: dict[Call, list[str]] = defaultdict(list)
+    """The calls, each a collective in a line, that not all ranks have made, and who has: "rank 0, rank 2".
+
+    Ranks may call one collective in different lines. So the first such call of each rank belongs together, then the
+    second, and these are left out, unless nothing else is left:
+
+    if rank != 0: barrier()    that of rank 1, which belongs to
+    if rank == 0: barrier()    that of rank 0
+    if rank == 0: barrier()    called by rank 0 alone
+    """
+    callers: dict[Call, list[int]] = defaultdict(list)
     for record in records:
         for call in record.collectives:
-            callers[call].append(f"rank {record.rank}")
-    return {call: ", ".join(ranks) for call, ranks in callers.items() if len(ranks) < len(records)}
+            callers[call].append(record.rank)
+    partly = {call: ranks for call, ranks in callers.items() if len(ranks) < len(records)}
+    alone = dict(partly)
+    for name in {call.name for call in partly}:
+        of_ranks = [[call for call in record.collectives if call in partly and call.name == name] for record in records]
+        for calls in across_ranks(of_ranks):
+            for call in calls:
+                alone.pop(call, None)
+    return {call: ", ".join(f"rank {rank}" for rank in ranks) for call, ranks in (alone or partly).items()}

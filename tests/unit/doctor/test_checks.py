@@ -294,6 +294,7 @@ def test_an_end_is_what_the_table_says(noted, exit_code, why_stopped, printed, r
     [
         pytest.param(["R1 R3", "R1"], "collective_on_rank_0", "; R in t.py:3 was called by rank 0 alone", id="nobody"),
         pytest.param(["B2", "R1 B2"], "collective_on_rank_0", "; R in t.py:1 was called by rank 1 alone", id="next"),
+        pytest.param(["B3 B5", "B1"], "collective_on_rank_0", "; B in t.py:5 was called by rank 0 alone", id="2 lines"),
         pytest.param(["R1 R1", "R1"], None, "rank 1 was stopped outside of the script", id="the same once more"),
         pytest.param(["B1 R3", "B2 R3", "B2 R3"], None, "; B in t.py:2 was called by rank 1, rank 2 alone", id="if"),
     ],
