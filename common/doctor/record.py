@@ -147,6 +147,7 @@ class Record:
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
     collectives: dict[Call, None] = field(default_factory=dict)  # those of all ranks, in the order of the first calls
+    exchanged_after: int | None = None  # the number of optimizer steps before the last collective of a large tensor
     has_joined: bool = False  # True if it was in a Join, in which ranks may have different numbers of batches
     observer_errors: dict[str, str] = field(default_factory=dict)  # the first text, by place and type
 

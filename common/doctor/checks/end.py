@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.algorithms.join import Join
 
 from common.doctor.checks.alignment import across_ranks, first_uneven
@@ -19,6 +20,7 @@ from common.doctor.recorder import Recorder
 from common.doctor.results import Finding, Passed, Result, Skipped
 from common.process_group import COLLECTIVES
 
+LARGE = 16  # numbers; a loss or a metric has fewer, and a tensor with more may be a weight that is averaged
 MAX_ERROR = 300  # characters; of a longer error the middle is left out
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
 IF_IT_WORKS = "If a line works, raise --time-out"
@@ -36,10 +38,12 @@ class CollectiveObserver:
         self._recorder.wrap(dist, "destroy_process_group", before=self.before_end_of_group)
 
     def before_collective(self, name: str, parameters: inspect.Signature, *args: Any, **kwargs: Any) -> None:
-        group = parameters.bind(*args, **kwargs).arguments.get("group")
-        if not dist.is_initialized() or group not in (None, dist.group.WORLD):
+        arguments = parameters.bind(*args, **kwargs).arguments
+        if not dist.is_initialized() or arguments.get("group") not in (None, dist.group.WORLD):
             return
         record = self._recorder.record
+        if any(isinstance(value, Tensor) and value.numel() > LARGE for value in arguments.values()):
+            record.exchanged_after = len(record.steps)
         call = Call(name, self._recorder.script_line(sys._getframe()) or "?")
         if "gather" in name and record.epochs:
             record.epochs[-1].gathers = True

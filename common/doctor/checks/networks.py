@@ -69,7 +69,7 @@ class NetworkObserver:
             network = self.networks[module]
             self._note_wrapping(network, module, wrappers)
             if self._record.steps:  # before, the ranks' weights may differ
-                note_weights(network, module, len(self._record.steps))
+                note_weights(network, module, self._record)
             self._forward.generators = states(next(module.parameters()).device)
 
     def after_forward(self, called: nn.Module, inputs: tuple, keywords: dict | None, output: Any = None) -> None:

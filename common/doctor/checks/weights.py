@@ -17,16 +17,20 @@ from common.doctor.record import Network, Record, Tensors
 from common.doctor.results import Finding, Result, Skipped, overall
 from common.weights import max_difference
 
-EACH_STEP_UNTIL = 64  # weights are noted after each step up to this one, then after 128, 256, … steps
+# Weights are noted after each step up to this one, then after 128, 256, … steps, and where they may be averaged.
+EACH_STEP_UNTIL = 64
+MAX_NOTED = 256  # steps after which weights may be averaged are not noted beyond so many
 NUMBERS_OF_A_TENSOR = 128  # spread over it
 TOLERANCE = 1e-6  # a difference counts if it is larger than this part of the tensor's largest finite number
 NO_STATISTICS = "no BatchNorm was evaluated on all ranks after the same step"
 
 
-def note_weights(network: Network, module: nn.Module, steps: int) -> None:
-    """Note the weights after this number of steps, at the first forward in training that follows them."""
+def note_weights(network: Network, module: nn.Module, record: Record) -> None:
+    """Note the weights after the newest step, at the first forward in training that follows it."""
+    steps = len(record.steps)
     is_power_of_two = steps & (steps - 1) == 0
-    if (steps <= EACH_STEP_UNTIL or is_power_of_two) and steps not in network.weights:
+    may_be_averaged = steps == record.exchanged_after and len(network.weights) < MAX_NOTED
+    if (steps <= EACH_STEP_UNTIL or is_power_of_two or may_be_averaged) and steps not in network.weights:
         network.weights[steps] = some_weights(module)
 
 
@@ -98,7 +102,7 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     if not any(network.wrapped for network in networks):
         return Finding(
             f"{text}: no DistributedDataParallel holds the network",
-            f"wrap it, and train the wrapper, or average the weights (seen up to every {EACH_STEP_UNTIL} steps); "
+            "wrap it, and train the wrapper, or average the weights by torch.distributed; "
             "a part of a larger model, as a stage of a pipeline, is meant to differ",
             pitfall="forward_through_module",
         )
@@ -107,7 +111,7 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
     return Finding(
         text,
         "no further cause was seen: look for weights that one rank loads after wrapping, for clipping and updates "
-        f"that not all ranks make, and for `no_sync` (averages are seen up to every {EACH_STEP_UNTIL} steps)",
+        "that not all ranks make, and for `no_sync`",
     )
 
 

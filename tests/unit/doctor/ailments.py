@@ -121,8 +121,7 @@ MISTAKES = {
             STEP: "            scaler.step(opt)\n            scaler.update()\n",
         },
         "clipping",
-        None,
-        "16 of 16 times gradients were clipped",
+        said="16 of 16 times gradients were clipped",
     ),
     "no sampler": Ailment(
         {LOADER: "DataLoader(train_set, BATCH_SIZE, shuffle=True)"}, "training samples", "different_orders"
@@ -147,8 +146,7 @@ MISTAKES = {
             FORWARD: 'criterion(model(x=batch["x"]), batch["y"])',
         },
         "training samples",
-        None,
-        "the same 256 samples in the same order",
+        said="the same 256 samples in the same order",
     ),
     "padded evaluation": Ailment(
         {
@@ -165,7 +163,7 @@ MISTAKES = {
     "every rank saves": Ailment({"    torch.save(": "torch.save("}, "files", "every_rank_saves"),
     "prefixed keys": Ailment({"net.state_dict()": "model.state_dict()"}, "saved keys", "prefixed_keys"),
     "data drawn anew on each rank": Ailment(
-        {TRAIN_SET: "Circles(256, seed=1 + rank, jitter=0.01)"}, "data sets", None, "have other contents on another"
+        {TRAIN_SET: "Circles(256, seed=1 + rank, jitter=0.01)"}, "data sets", said="have other contents on another"
     ),
 }
 # What looks like a mistake and is none.
@@ -188,29 +186,35 @@ HARMLESS = {
         },
         said="the script may train it on a part of them",
     ),
+    "weights made equal every 80 steps": Ailment(
+        {
+            WRAP: "model = net",
+            "EPOCHS = 2": "EPOCHS = 11",
+            "model.eval()": "[dist.broadcast(w.data, 0) for w in net.parameters() if epoch == 9]\n        model.eval()",
+        },
+        said="weights (they differ after step 1, but are equal again later",
+    ),
     "unusual": Ailment(UNUSUAL, said="weights (the ranks make only the first 14 of 36 steps together"),
 }
-# What ends badly, or never.
-THE_END = "end of the script"
+# What ends badly, or never. The first finding is about the end.
 ENDS = {
     "collective on rank 0": Ailment(
         {"dist.all_reduce(running)": "if rank == 0:\n            dist.all_reduce(running)"},
-        THE_END,
-        "collective_on_rank_0",
-        "was called by rank 0 alone",
+        pitfall="collective_on_rank_0",
+        said="was called by rank 0 alone",
     ),
-    "uneven inputs": Ailment(UNEVEN, THE_END, "uneven_inputs", "in epoch 0 rank 0 has 9 batches, rank 1 has 8 batches"),
+    "uneven inputs": Ailment(
+        UNEVEN, pitfall="uneven_inputs", said="in epoch 0 rank 0 has 9 batches, rank 1 has 8 batches"
+    ),
     "uneven evaluation": Ailment(
         {WRAP: SHARD, "valid_set, BATCH_SIZE": "valid_set, 10"},
-        THE_END,
-        "uneven_evaluation",
-        "in evaluation 0 rank 0 has 6 batches, rank 1 has 5 batches",
+        pitfall="uneven_evaluation",
+        said="in evaluation 0 rank 0 has 6 batches, rank 1 has 5 batches",
     ),
     "unused parameter": Ailment(
         {NET: f"{NET}    net.spare = nn.Linear(16, 2)\n"},
-        THE_END,
-        "unused_parameter",
-        "gradients of parameters that the forward does not use",
+        pitfall="unused_parameter",
+        said="gradients of parameters that the forward does not use",
     ),
-    "rank that leaves its loop": Ailment({"range(EPOCHS)": "range(EPOCHS - rank)"}, THE_END, None, "rank 1 has ended"),
+    "rank that leaves its loop": Ailment({"range(EPOCHS)": "range(EPOCHS - rank)"}, said="rank 1 has ended"),
 }

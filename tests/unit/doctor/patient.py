@@ -2,8 +2,7 @@
 
     torchrun --nproc-per-node 2 patient.py --out /tmp/circles
 
-Nothing here knows of the repository: it is the healthy patient that the doctor's tests examine. `ailments.py` changes
-single lines of it.
+Nothing here knows of the repository. The doctor's tests examine it, whole and with the changes of `ailments.py`.
 """
 
 import argparse

@@ -13,7 +13,6 @@ import torch
 from common import ladder, pitfalls
 from common.doctor import __main__ as program
 from common.doctor import checks, launch, record, report, run_script
-from common.doctor.checks import end
 from common.doctor.recorder import Recorder
 from common.doctor.results import Passed, Result
 from common.processes import Ranks, ranks
@@ -105,7 +104,7 @@ def test_a_bad_end_is_explained(name, tmp_path, capsys):
     ailment = ENDS[name]
     code, text = ask(capsys, "--time-out", 12, write(tmp_path, ailment.changes), "--out", tmp_path)
     assert code == 1, text
-    assert text.index(f"FOUND {ailment.topic}: ") == text.index("FOUND")
+    assert text.index(f"FOUND {checks.END}: ") == text.index("FOUND")
     assert ailment.said in text
     assert ailment.pitfall is None or f"`python -m common.pitfalls {ailment.pitfall}`" in text
 
@@ -146,7 +145,7 @@ def test_a_rank_that_dies_at_its_exit_has_crashed(number, cause, tmp_path):
     (tmp_path / launch.LOG).touch()
     records = [launch._record(dying, why_stopped=""), record.Record(1)]
     assert records[0].waits_in == ""
-    assert f"after at least 0 steps: after its last line, {cause}" in end.check_end(records).text
+    assert f"after at least 0 steps: after its last line, {cause}" in checks.end.check_end(records).text
 
 
 LEVEL = ["--dataset", "synthetic", "--train-samples", "250", "--eval-samples", "101", "--batch-size", "96"]
