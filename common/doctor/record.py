@@ -32,31 +32,31 @@ class Batch:
     net(batch) behind the loop                      none
     """
 
-    samples: list[int]  # the numbers of its samples in the data set; empty if they have none, as in a stream
-    contents: list[Content]  # the contents of its samples; empty after the first thousands of an epoch
+    indices: list[int]  # those of its samples in the dataset; empty if they have none, as in a stream
+    contents: list[Content]  # those of its samples; empty after the first thousands of an epoch
     steps: int = 0  # the number of optimizer steps before it
     forwards: list[int] = field(default_factory=list)  # the number of samples in each of its forwards in training
     evaluated: bool = False  # True if a network was called with it in evaluation mode, or without gradients
 
     @property
     def size(self) -> int:
-        return len(self.samples or self.contents)
+        return len(self.indices or self.contents)
 
 
 @dataclass
 class Epoch:
     """A pass over a DataLoader, in training or in evaluation."""
 
-    data_set: int  # the `id` of the DataLoader's data set: a script may make a loader for each epoch
-    data_set_length: int | None  # the whole data set's, of which a `Subset` has a part; None if it has none
-    numbers: Sequence[int] = ()  # those of the samples that the loader can read: all, or the part of a `Subset`
+    dataset: int  # the `id` of the DataLoader's dataset: a script may make a loader for each epoch
+    dataset_length: int | None  # that of the whole dataset, of which a `Subset` has a part; None if it has none
+    available: Sequence[int] = ()  # the indices that the loader can read: all, or the part of a `Subset`
     complete: bool = False  # True if the loader came to the end of its data
     gathers: bool = False  # True if a collective gathered from all ranks before the next epoch began
     batches: list[Batch] = field(default_factory=list)
 
     @property
-    def samples(self) -> list[int]:
-        return [sample for batch in self.batches for sample in batch.samples]
+    def indices(self) -> list[int]:
+        return [index for batch in self.batches for index in batch.indices]
 
     @property
     def has_forwards(self) -> bool:

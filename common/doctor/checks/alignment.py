@@ -7,7 +7,7 @@ from common.doctor.record import Epoch, Network, Record, Step
 from common.doctor.results import Passed, Result, Skipped
 
 T = TypeVar("T")
-NO_NUMBERS = "the samples have no numbers, or the ranks have data sets of different sizes"
+NO_INDICES = "the samples have no indices, or the ranks have data sets of different sizes"
 
 
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
@@ -15,10 +15,10 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
     return list(zip(*of_ranks, strict=False))
 
 
-def are_numbered_alike(epochs: tuple[Epoch, ...]) -> bool:
-    """True if the samples have numbers, in data sets of one length. Else NO_NUMBERS is the reason for not comparing."""
-    lengths = {epoch.data_set_length for epoch in epochs}
-    return len(lengths) == 1 and None not in lengths and all(epoch.samples for epoch in epochs)
+def are_indexed_alike(epochs: tuple[Epoch, ...]) -> bool:
+    """True if the samples have indices, in datasets of one length. Else NO_INDICES is the reason for not comparing."""
+    lengths = {epoch.dataset_length for epoch in epochs}
+    return len(lengths) == 1 and None not in lengths and all(epoch.indices for epoch in epochs)
 
 
 class Uneven(NamedTuple):

@@ -78,20 +78,20 @@ class Read(NamedTuple):
 
     here: Content
     there: Content  # in the other epoch
-    after: Content  # here, of the next number that was read
+    after: Content  # here, of the next index that was read
 
 
 def read_twice(one: Epoch, other: Epoch) -> list[Read]:
-    first = _contents_by_number(one)
-    second = _contents_by_number(other)
-    numbers = [(number, following) for number, following in pairwise(sorted(first)) if number in second]
-    return [Read(first[number], second[number], first[following]) for number, following in numbers]
+    first = _contents_by_index(one)
+    second = _contents_by_index(other)
+    indices = [(index, following) for index, following in pairwise(sorted(first)) if index in second]
+    return [Read(first[index], second[index], first[following]) for index, following in indices]
 
 
-def _contents_by_number(epoch: Epoch) -> dict[int, Content]:
+def _contents_by_index(epoch: Epoch) -> dict[int, Content]:
     contents: dict[int, Content] = {}
     for batch in epoch.batches:
-        contents.update(zip(batch.samples, batch.contents, strict=False))
+        contents.update(zip(batch.indices, batch.contents, strict=False))
     return contents
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import chain
 
-from common.doctor.checks.alignment import NO_NUMBERS, across_ranks, are_numbered_alike
+from common.doctor.checks.alignment import NO_INDICES, across_ranks, are_indexed_alike
 from common.doctor.checks.samples import has_repeated
 from common.doctor.record import Epoch, Record
 from common.doctor.results import Finding, Passed, Result, Skipped, overall
@@ -15,11 +15,11 @@ def check_evaluation_samples(records: list[Record]) -> Result:
     of_ranks = [record.evaluations for record in records]
     if len({len(epochs) for epochs in of_ranks}) > 1:
         return Skipped("the ranks made different numbers of evaluations")
-    trained_on = [epoch.data_set for epoch in records[0].epochs if epoch.has_forwards]
+    trained_on = [epoch.dataset for epoch in records[0].epochs if epoch.has_forwards]
     results: list[Result] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
         # On training data the script may only renew BatchNorm's statistics.
-        if epochs[0].data_set not in trained_on and all(epoch.complete for epoch in epochs):
+        if epochs[0].dataset not in trained_on and all(epoch.complete for epoch in epochs):
             results.append(_evaluation(number, epochs))
     return overall(results, "no evaluation was seen whole on all ranks, of data that are not trained on")
 
@@ -36,22 +36,22 @@ def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Result:
     """
     if any(epoch.gathers for epoch in epochs):
         return Skipped("the script gathers from all ranks, and may drop what is repeated")
-    if not are_numbered_alike(epochs):
-        return Skipped(NO_NUMBERS)
-    if any(epoch.numbers != epochs[0].numbers for epoch in epochs):
+    if not are_indexed_alike(epochs):
+        return Skipped(NO_INDICES)
+    if any(epoch.available != epochs[0].available for epoch in epochs):
         return Skipped("each rank evaluates a Subset of its own")
-    shares = [epoch.samples for epoch in epochs]
+    shares = [epoch.indices for epoch in epochs]
     if any(map(has_repeated, shares)):
         return Skipped("a rank repeats samples of its own, and may drop them")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample
-    left_out = set(epochs[0].numbers).difference(readers)
+    left_out = set(epochs[0].available).difference(readers)
     if left_out:
         return Skipped(f"{len(left_out)} samples were left out, on purpose or by mistake")
     repeated = {sample for sample, ranks in readers.items() if ranks > 1}
     each_evaluates_all = all(len(share) == len(readers) for share in shares)
     if not repeated or each_evaluates_all:
         return Passed()
-    if not repeated.issubset(chain.from_iterable(epoch.batches[-1].samples for epoch in epochs)):
+    if not repeated.issubset(chain.from_iterable(epoch.batches[-1].indices for epoch in epochs)):
         return Skipped("several ranks read a sample that is in no last batch: it is not padding")
     return Finding(
         f"{len(repeated)} of {len(readers)} samples are read more than once in evaluation {number}",

@@ -24,11 +24,11 @@ MAX_FINGERPRINTS = 4096  # the samples of an epoch whose contents are noted
 
 @dataclass
 class Reading:
-    """An epoch that is being read. A loader with workers asks for the numbers of several batches ahead."""
+    """An epoch that is being read. A loader with workers asks for the indices of several batches ahead."""
 
     epoch: Epoch
     iterator: weakref.ref  # it goes when the script leaves its loop
-    asked: deque = field(default_factory=deque)  # the numbers of the batches that are not yet handed out
+    asked: deque = field(default_factory=deque)  # the indices of the batches that are not yet handed out
     fingerprints: int = 0  # the number of samples that have got one
     generators: dict[str, int] = field(default_factory=dict)  # the states before the batch that is read now
 
@@ -38,14 +38,14 @@ class LoaderObserver:
 
     __init__     an epoch begins
     _reset       an epoch begins, with workers: right after __init__, and again if the iterator keeps its workers
-    _next_index  the sampler gives the numbers of a batch: with workers for several batches ahead, else in __next__
+    _next_index  the sampler gives the indices of a batch: with workers for several batches ahead, else in __next__
     __next__     a batch is handed out, or the data end, or an error is raised
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._readings: weakref.WeakKeyDictionary[Any, Reading] = weakref.WeakKeyDictionary()  # that of each iterator
-        self._data_sets: dict[int, Any] = {}  # of recorded epochs, kept so that no other object gets their `id`
+        self._datasets: dict[int, Any] = {}  # of recorded epochs, kept so that no other object gets their `id`
         self._newest: Reading | None = None  # the one that has handed out a batch last
 
     def install(self) -> None:
@@ -63,11 +63,11 @@ class LoaderObserver:
     def after_start(self, _: None, iterator: Any, loader: DataLoader, *args: Any) -> None:
         self._readings[iterator] = Reading(_epoch(loader), weakref.ref(iterator))
 
-    def after_indices(self, numbers: Any, iterator: Any) -> None:
+    def after_indices(self, indices: Any, iterator: Any) -> None:
         reading = self._readings.get(iterator)
         if reading is None:  # another thread has made it
             return
-        reading.asked.append(numbers)
+        reading.asked.append(indices)
         # The sampler has drawn already, and those draws should be equal on all ranks, as should those of a stream's
         # order. The first batch may draw for the data set once. Workers draw in processes of their own.
         is_stream = isinstance(iterator._dataset, IterableDataset)
@@ -80,17 +80,17 @@ class LoaderObserver:
             return
         note_draws(self._recorder.record, "batches", reading.generators, torch.device("cpu"))
         epoch = reading.epoch
-        samples = _samples(reading.asked.popleft(), iterator._dataset, epoch)
+        indices = _indices(reading.asked.popleft(), iterator._dataset, epoch)
         if not getattr(iterator, "_in_order", True):  # workers hand out the batches as they are ready
-            samples = []
-        noted = Batch(samples, [], len(self._recorder.record.steps))
+            indices = []
+        noted = Batch(indices, [], len(self._recorder.record.steps))
         epoch.batches.append(noted)
         if len(epoch.batches) == 1 and len(self._recorder.record.epochs) < MAX_EPOCHS:
             self._recorder.record.epochs.append(epoch)
-            self._data_sets[epoch.data_set] = iterator._dataset
+            self._datasets[epoch.dataset] = iterator._dataset
         self._newest = reading
         if reading.fingerprints < MAX_FINGERPRINTS:
-            noted.contents = contents(batch, len(samples))
+            noted.contents = contents(batch, len(indices))
         reading.fingerprints += len(noted.contents)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:
@@ -102,23 +102,23 @@ class LoaderObserver:
 
 
 def _epoch(loader: DataLoader) -> Epoch:
-    epoch = Epoch(id(loader.dataset), data_set_length=None)
+    epoch = Epoch(id(loader.dataset), dataset_length=None)
     dataset: Any = loader.dataset
-    with contextlib.suppress(Exception):  # an iterable data set has no length, and the script's own may raise anything
-        epoch.numbers = range(len(dataset))
+    with contextlib.suppress(Exception):  # an iterable dataset has no length, and the script's own may raise anything
+        epoch.available = range(len(dataset))
         while isinstance(dataset, Subset):
-            epoch.numbers = [int(dataset.indices[number]) for number in epoch.numbers]
+            epoch.available = [int(dataset.indices[index]) for index in epoch.available]
             dataset = dataset.dataset
-        epoch.data_set_length = len(dataset)
+        epoch.dataset_length = len(dataset)
     return epoch
 
 
-def _samples(asked: Any, dataset: Any, epoch: Epoch) -> list[int]:
-    """The numbers of a batch in the whole data set; empty where a data set has none."""
+def _indices(asked: Any, dataset: Any, epoch: Epoch) -> list[int]:
+    """The indices of a batch in the whole dataset; empty where it has none."""
     asked = asked.tolist() if hasattr(asked, "tolist") else asked  # a sampler may give tensors or arrays
     asked = asked if isinstance(asked, list | tuple) else [asked]
     try:
-        samples = [int(number) for number in asked]
+        indices = [int(index) for index in asked]
     except (TypeError, ValueError):
         return []
-    return [epoch.numbers[sample] for sample in samples] if isinstance(dataset, Subset) else samples
+    return [epoch.available[index] for index in indices] if isinstance(dataset, Subset) else indices

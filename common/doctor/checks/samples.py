@@ -1,8 +1,8 @@
-"""Training samples: each trains on one rank, a number is the same sample on all, and each epoch has its own order."""
+"""Training samples: each trains on one rank, an index is the same sample on all, and each epoch has its own order."""
 
 from itertools import chain, pairwise
 
-from common.doctor.checks.alignment import NO_NUMBERS, across_ranks, are_numbered_alike
+from common.doctor.checks.alignment import NO_INDICES, across_ranks, are_indexed_alike
 from common.doctor.checks.contents import MIN_SAMPLES, SAME, Read, agreement_by_part, read_twice
 from common.doctor.record import Epoch, Record
 from common.doctor.results import Finding, Passed, Result, Skipped, overall
@@ -18,12 +18,12 @@ def check_training_samples(records: list[Record]) -> Result:
 
 
 def read_parts_of_one_order(epochs: tuple[Epoch, ...]) -> bool:
-    """True if half of the numbers were read, and none twice but in the last batches, which a sampler may fill up.
+    """True if half of the indices were read, and none twice but in the last batches, which a sampler may fill up.
 
     Of fewer, ranks with orders of their own may read none twice by chance.
     """
-    shares = [epoch.samples[: -len(epoch.batches[-1].samples)] for epoch in epochs]
-    are_enough = 2 * sum(len(epoch.samples) for epoch in epochs) >= len(epochs[0].numbers)
+    shares = [epoch.indices[: -len(epoch.batches[-1].indices)] for epoch in epochs]
+    are_enough = 2 * sum(len(epoch.indices) for epoch in epochs) >= len(epochs[0].available)
     return are_enough and all(shares) and not has_repeated(list(chain.from_iterable(shares)))
 
 
@@ -34,28 +34,28 @@ def has_repeated(samples: list[int]) -> bool:
 def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
     """The result about one epoch, such as these of four samples:
 
-    a stream           that of `_by_contents`, as its samples have no numbers
+    a stream           that of `_by_contents`, as its samples have no indices
     0 2      1 3       right: parts of one order
     0 2 3    1 3 0     not examined: rank 0 leaves out 1, so the repeats may be meant
     0 2 1 3  0 2 1 3   that of `_one_order`
     0 2 1 3  3 1 0 2   found: each rank reads each once, in an order of its own
     """
-    if not are_numbered_alike(epochs):
+    if not are_indexed_alike(epochs):
         return _by_contents(number, epochs)
     if read_parts_of_one_order(epochs):
         return Passed()
     first, *others = epochs
     for epoch in epochs:
-        left_out = set(first.numbers).difference(epoch.samples)
-        if has_repeated(epoch.samples) or len(left_out) >= epoch.batches[0].size:  # fewer may be an epoch's tail
+        left_out = set(first.available).difference(epoch.indices)
+        if has_repeated(epoch.indices) or len(left_out) >= epoch.batches[0].size:  # fewer may be an epoch's tail
             return Skipped("few were read, or some twice, and not each once on each rank, as where Subsets differ")
     agreement = agreement_by_part([read for other in others for read in read_twice(first, other)])
     if max(agreement.values(), default=0.0) < SAME:
-        return Skipped("no contents show that a number is the same sample on each rank")
-    if all(epoch.samples == first.samples for epoch in epochs):
+        return Skipped("no contents show that an index is the same sample on each rank")
+    if all(epoch.indices == first.indices for epoch in epochs):
         return _one_order(number, epochs)
     return Finding(
-        f"each rank read all {len(first.numbers)} samples in epoch {number}, in an order of its own",
+        f"each rank read all {len(first.available)} samples in epoch {number}, in an order of its own",
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
         pitfall="different_orders",
     )
@@ -65,7 +65,7 @@ def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Result:
     of_ranks = [[content for batch in epoch.batches for content in batch.contents] for epoch in epochs]
     first, *others = of_ranks
     if len(set(first)) < MIN_SAMPLES or others != [first] * len(others):  # a part of a stream
-        return Skipped(NO_NUMBERS)
+        return Skipped(NO_INDICES)
     return _one_order(number, epochs)
 
 
@@ -84,17 +84,17 @@ def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Result:
 
 
 def check_data_sets(records: list[Record]) -> Result:
-    """Passed if a number is the same sample on two ranks; a Finding if it has other contents on another rank.
+    """Passed if an index is the same sample on two ranks; a Finding if it has other contents on another rank.
 
-    What a rank reads in one epoch, another rank reads under the same number in the next one, and their contents are
+    What a rank reads in one epoch, another rank reads under the same index in the next one, and their contents are
     compared. Samples that are drawn anew at each read prove nothing: so what a rank reads again itself is compared too.
     """
-    numbered = filter(are_numbered_alike, across_ranks(record.training_epochs for record in records))
-    shared_out = list(filter(read_parts_of_one_order, numbered))
-    of_one_data_set = [epochs for epochs in shared_out if epochs[0].data_set == shared_out[0][0].data_set]
-    if len(of_one_data_set) < 2:
-        return Skipped("no two epochs dealt the numbers of the first data set out among the ranks")
-    earlier, later = of_one_data_set[:2]
+    indexed = filter(are_indexed_alike, across_ranks(record.training_epochs for record in records))
+    shared_out = list(filter(read_parts_of_one_order, indexed))
+    of_one_dataset = [epochs for epochs in shared_out if epochs[0].dataset == shared_out[0][0].dataset]
+    if len(of_one_dataset) < 2:
+        return Skipped("no two epochs dealt the indices of the first data set out among the ranks")
+    earlier, later = of_one_dataset[:2]
     by_same_rank: list[Read] = []
     by_another_rank: list[Read] = []
     for rank, epoch in enumerate(earlier):
@@ -112,7 +112,7 @@ def check_data_sets(records: list[Record]) -> Result:
     if max(compared) >= SAME:
         return Passed()
     return Finding(
-        f"the sampler deals out numbers, but {len(by_another_rank)} samples have other contents on another rank",
+        f"the sampler deals out indices, but {len(by_another_rank)} samples have other contents on another rank",
         "make the data alike on all ranks: draw them, and any random split, with the same seed",
     )
 
@@ -121,23 +121,23 @@ def check_orders(records: list[Record]) -> Result:
     """Passed if each epoch has another order than the one before; a Finding if it has the same shuffled order."""
     results: list[Result] = []
     for record in records:
-        epochs = [epoch for epoch in record.training_epochs if len(epoch.samples) >= MIN_SAMPLES]
-        for data_set in dict.fromkeys(epoch.data_set for epoch in epochs):  # they may be read in turn
-            of_one = [epoch for epoch in epochs if epoch.data_set == data_set]
+        epochs = [epoch for epoch in record.training_epochs if len(epoch.indices) >= MIN_SAMPLES]
+        for dataset in dict.fromkeys(epoch.dataset for epoch in epochs):  # they may be read in turn
+            of_one = [epoch for epoch in epochs if epoch.dataset == dataset]
             results += [_order(record.rank, earlier, later) for earlier, later in pairwise(of_one)]
     return overall(results, "no two epochs had one data set")
 
 
 def _order(rank: int, earlier: Epoch, later: Epoch) -> Result:
-    length = min(len(earlier.samples), len(later.samples))
-    order = earlier.samples[:length]
-    places = {number: place for place, number in enumerate(earlier.numbers)}  # random_split shuffles the numbers
-    # Without a length no numbers are known, and a sampler may go beyond it: then a number is its own place.
-    read = [places.get(number, number) for number in order]
+    length = min(len(earlier.indices), len(later.indices))
+    order = earlier.indices[:length]
+    places = {index: place for place, index in enumerate(earlier.available)}  # random_split shuffles the indices
+    # Without a length no indices are known, and a sampler may go beyond it: then an index is its own place.
+    read = [places.get(index, index) for index in order]
     descents = sum(place > following for place, following in pairwise(read))
     if descents <= 1:  # one where the sampler fills up the last batch with samples of the beginning
         return Skipped("the order is not shuffled")
-    if order != later.samples[:length]:
+    if order != later.indices[:length]:
         return Passed()
     return Finding(
         f"two epochs have the same order of {length} samples on rank {rank}",

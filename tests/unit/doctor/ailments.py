@@ -170,7 +170,7 @@ MISTAKES = {
 HARMLESS = {
     "stream shared out": Ailment(
         {LOADER: "DataLoader(Stream(train_set, range(rank, 256, world)), BATCH_SIZE)"},
-        said="the samples have no numbers",
+        said="the samples have no indices",
     ),
     "padding dropped at the end": Ailment(
         {

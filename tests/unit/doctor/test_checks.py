@@ -77,7 +77,7 @@ def shuffled(seed: int) -> list[int]:
     return torch.randperm(1000, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, length=1000, trained=True, data_set=0):
+def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, length=1000, trained=True, dataset=0):
     """An epoch in which a rank reads these samples, and trains on each batch or evaluates it."""
     batches = []
     for first in range(0, len(orders), batch_size):
@@ -85,7 +85,7 @@ def epoch_of(orders, content=lambda sample: (sample,), batch_size=4, length=1000
         contents = [content(sample) for sample in own]
         forwards = [len(own)] * trained
         batches.append(Batch(own, contents, len(batches) * trained, forwards=forwards, evaluated=not trained))
-    return Epoch(data_set, length, range(length), complete=True, batches=batches)
+    return Epoch(dataset, length, range(length), complete=True, batches=batches)
 
 
 @pytest.mark.parametrize("different_step, kind", [(4, Finding), (5, Skipped)])
@@ -147,7 +147,7 @@ def test_samples_are_compared_as_the_tables_of_the_checks_say(epochs, kind, trai
     result = samples.check_training_samples(records)
     assert (type(result), getattr(result, "pitfall", None)) == (training, pitfall)
     assert isinstance(samples.check_data_sets(records), of_data_sets)
-    records[0].epochs[0].numbers = range(9000)  # of which few were read, so that none was read twice by chance
+    records[0].epochs[0].available = range(9000)  # of which few were read, so that none was read twice by chance
     assert samples.check_training_samples(records) != Passed()
 
 
@@ -156,13 +156,13 @@ def test_data_sets_are_compared_where_their_numbers_were_dealt_out():
     for one in records:  # each trains first on data of its own, in an order of its own
         content = functools.partial(CONTENTS["of each rank"], one.rank, 0)
         one.epochs = [epoch_of(shuffled(one.rank + 2 * number), content) for number in range(2)]
-        one.epochs += [epoch_of(halves[one.rank], data_set=1) for halves in HALVES]
+        one.epochs += [epoch_of(halves[one.rank], dataset=1) for halves in HALVES]
     assert samples.check_data_sets(records) == Passed()
 
 
 @pytest.mark.parametrize("seeds, kind", [((0, 0), Finding), ((0, 1), Passed)])
 def test_two_data_sets_that_are_read_in_turn_are_shuffled_anew_each(seeds, kind):
-    epochs = [epoch_of(shuffled(seed), data_set=data_set) for seed in seeds for data_set in range(2)]
+    epochs = [epoch_of(shuffled(seed), dataset=dataset) for seed in seeds for dataset in range(2)]
     dry_run = epoch_of(shuffled(0)[:16], batch_size=16)
     assert isinstance(samples.check_orders([Record(0, epochs=[dry_run, *epochs, dry_run])]), kind)
 

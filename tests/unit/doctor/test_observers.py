@@ -160,9 +160,9 @@ def test_loaders_of_one_data_set_read_the_same_and_those_of_others_do_not(record
         data = range(4 + number)  # a new one, which nothing else holds
         list(DataLoader(data))
         list(DataLoader(data))
-    assert len({epoch.data_set for epoch in recorder.record.epochs}) == 12
+    assert len({epoch.dataset for epoch in recorder.record.epochs}) == 12
     list(DataLoader(range(4), num_workers=1, in_order=False))
-    assert recorder.record.epochs[-1].samples == []
+    assert recorder.record.epochs[-1].indices == []
 
 
 def test_a_forward_is_with_the_newest_batch_while_its_loader_is_read(recorder):
@@ -173,7 +173,7 @@ def test_a_forward_is_with_the_newest_batch_while_its_loader_is_read(recorder):
     with pytest.raises(IndexError):  # the script reads on
         next(iterator)
     next(iterator)
-    assert observer.batch_in_use().samples == [8]
+    assert observer.batch_in_use().indices == [8]
     del iterator  # `break`, or the end
     assert observer.batch_in_use() is None
     list(ThreadPoolExecutor().submit(iter, DataLoader(range(2))).result())  # of another thread: unseen, and no error
