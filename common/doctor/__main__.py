@@ -12,7 +12,6 @@ from pathlib import Path
 
 from common.doctor import checks, launch, report, run_script
 from common.doctor.record import Record
-from common.doctor.results import Passed
 from common.errors import fail
 from common.flag_types import number, positive
 
@@ -48,10 +47,7 @@ def examine(options: argparse.Namespace) -> int:
         return 2
     results = checks.run_all(records)
     print(*report.lines(results, records), sep="\n")
-    if report.findings(results):
-        return 1
-    is_right = any(result == Passed() for topic, result in results.items() if topic != checks.END)
-    return 0 if is_right and not report.has_failed(results, records) else 2
+    return report.exit_code(results, records)
 
 
 def why_nothing_was_examined(records: list[Record]) -> str | None:

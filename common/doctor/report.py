@@ -1,4 +1,4 @@
-"""The report: mistakes, what is right, and what could not be examined."""
+"""The report: mistakes, what is right, what could not be examined, and the exit code that says it in short."""
 
 import textwrap
 
@@ -46,6 +46,14 @@ def lines(results: dict[str, Result], records: list[Record]) -> list[str]:
 def has_failed(results: dict[str, Result], records: list[Record]) -> bool:
     of_checks = any(isinstance(result, Skipped) and result.failed for result in results.values())
     return of_checks or any(record.observer_errors for record in records)
+
+
+def exit_code(results: dict[str, Result], records: list[Record]) -> int:
+    """1 after a finding; else 2 if nothing but the end is right, or a part of the doctor failed; else 0."""
+    if findings(results):
+        return 1
+    is_right = any(result == Passed() for topic, result in results.items() if topic != END)
+    return 0 if is_right and not has_failed(results, records) else 2
 
 
 def _verdict(results: dict[str, Result], records: list[Record]) -> str:

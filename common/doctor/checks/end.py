@@ -61,20 +61,20 @@ class CollectiveObserver:
 def check_end(records: list[Record]) -> Result:
     reasons = [record.end.reason for record in records]
     if "crash" in reasons:  # what ended other ranks may be its consequence
-        return _crashed(records[reasons.index("crash")])
+        return _judge_crash(records[reasons.index("crash")])
     if "steps" in reasons:  # a rank that has made them leaves, and the others may need it for theirs
         return Skipped("--steps ended it")
     positions = ", ".join(map(_position, records))
     if "lost" in reasons:
-        return _why_ranks_wait(records, positions)
+        return _judge_wait(records, positions)
     if "stopped" in reasons:
-        return _why_ranks_wait(records, f"{records[reasons.index('stopped')].end.text}: {positions}")
+        return _judge_wait(records, f"{records[reasons.index('stopped')].end.text}: {positions}")
     if None in reasons:
         return Skipped(f"rank {reasons.index(None)} left by os._exit, and was not seen after its last record")
     return Passed()
 
 
-def _crashed(record: Record) -> Finding:
+def _judge_crash(record: Record) -> Finding:
     text = f"rank {record.rank} crashed after at least {len(record.steps)} steps: {_shortened(record.end.text)}"
     if UNUSED not in record.end.text:
         return Finding(text, "mend the error, and call the doctor again")
@@ -99,7 +99,7 @@ def _shortened(error: str) -> str:
     return error if len(error) <= MAX_ERROR else f"{error[:half]} … {error[-half:]}"
 
 
-def _why_ranks_wait(records: list[Record], positions: str) -> Finding:
+def _judge_wait(records: list[Record], positions: str) -> Finding:
     """The finding where no rank has an error of its own; `positions` says where each rank is."""
     # Uneven epochs come first: they also make the collectives differ, and explain it.
     uneven = first_uneven(record.training_epochs for record in records)

@@ -20,11 +20,11 @@ def check_evaluation_samples(records: list[Record]) -> Result:
     for number, epochs in enumerate(across_ranks(of_ranks)):
         # On training data the script may only renew BatchNorm's statistics.
         if epochs[0].dataset not in trained_on and all(epoch.complete for epoch in epochs):
-            results.append(_evaluation(number, epochs))
+            results.append(_judge_evaluation(number, epochs))
     return overall(results, "no evaluation was seen whole on all ranks, of data that are not trained on")
 
 
-def _evaluation(number: int, epochs: tuple[Epoch, ...]) -> Result:
+def _judge_evaluation(number: int, epochs: tuple[Epoch, ...]) -> Result:
     """The result about one evaluation, such as these of five samples on two ranks, in batches of one:
 
     0 2 4    1 3 1    not examined: rank 1 repeats a sample of its own, and may drop it

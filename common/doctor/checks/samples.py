@@ -13,7 +13,7 @@ def check_training_samples(records: list[Record]) -> Result:
     if any(record.is_split for record in records):
         return Skipped("on the mesh of the network, ranks may have the same samples")
     of_ranks = across_ranks(record.training_epochs for record in records)
-    results = [_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
+    results = [_judge_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
     return overall(results, "no epoch was seen on all ranks' main threads with an optimizer step between two batches")
 
 
@@ -31,17 +31,17 @@ def has_repeated(samples: list[int]) -> bool:
     return len(set(samples)) < len(samples)
 
 
-def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
+def _judge_epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
     """The result about one epoch, such as these of four samples:
 
-    a stream           that of `_by_contents`, as its samples have no indices
+    a stream           that of `_judge_stream`, as its samples have no indices
     0 2      1 3       right: parts of one order
     0 2 3    1 3 0     not examined: rank 0 leaves out 1, so the repeats may be meant
-    0 2 1 3  0 2 1 3   that of `_one_order`
+    0 2 1 3  0 2 1 3   that of `_judge_one_order`
     0 2 1 3  3 1 0 2   found: each rank reads each once, in an order of its own
     """
     if not are_indexed_alike(epochs):
-        return _by_contents(number, epochs)
+        return _judge_stream(number, epochs)
     if read_parts_of_one_order(epochs):
         return Passed()
     first, *others = epochs
@@ -53,7 +53,7 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
     if max(agreement.values(), default=0.0) < SAME:
         return Skipped("no contents show that an index is the same sample on each rank")
     if all(epoch.indices == first.indices for epoch in epochs):
-        return _one_order(number, epochs)
+        return _judge_one_order(number, epochs)
     return Finding(
         f"each rank read all {len(first.available)} samples in epoch {number}, in an order of its own",
         "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
@@ -61,15 +61,15 @@ def _epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
     )
 
 
-def _by_contents(number: int, epochs: tuple[Epoch, ...]) -> Result:
+def _judge_stream(number: int, epochs: tuple[Epoch, ...]) -> Result:
     of_ranks = [[content for batch in epoch.batches for content in batch.contents] for epoch in epochs]
     first, *others = of_ranks
     if len(set(first)) < MIN_SAMPLES or others != [first] * len(others):  # a part of a stream
         return Skipped(NO_INDICES)
-    return _one_order(number, epochs)
+    return _judge_one_order(number, epochs)
 
 
-def _one_order(number: int, epochs: tuple[Epoch, ...]) -> Result:
+def _judge_one_order(number: int, epochs: tuple[Epoch, ...]) -> Result:
     for epoch in epochs:
         # A batch is trained whole if a forward had all samples. Two of 2 of 4 may be two networks with one half.
         not_whole = [batch for batch in epoch.batches if max(batch.forwards, default=0) < batch.size]
@@ -124,11 +124,11 @@ def check_orders(records: list[Record]) -> Result:
         epochs = [epoch for epoch in record.training_epochs if len(epoch.indices) >= MIN_SAMPLES]
         for dataset in dict.fromkeys(epoch.dataset for epoch in epochs):  # they may be read in turn
             of_one = [epoch for epoch in epochs if epoch.dataset == dataset]
-            results += [_order(record.rank, earlier, later) for earlier, later in pairwise(of_one)]
+            results += [_judge_order(record.rank, earlier, later) for earlier, later in pairwise(of_one)]
     return overall(results, "no two epochs had one data set")
 
 
-def _order(rank: int, earlier: Epoch, later: Epoch) -> Result:
+def _judge_order(rank: int, earlier: Epoch, later: Epoch) -> Result:
     length = min(len(earlier.indices), len(later.indices))
     order = earlier.indices[:length]
     places = {index: place for place, index in enumerate(earlier.available)}  # random_split shuffles the indices

@@ -19,7 +19,7 @@ from common.weights import max_difference
 
 # Weights are noted after each step up to this one, then after 128, 256, … steps, and where they may be averaged.
 EACH_STEP_UNTIL = 64
-MAX_NOTED = 256  # steps after which weights may be averaged are not noted beyond so many
+MAX_NOTED = 128  # steps; of more, those after which weights may be averaged are left out
 NUMBERS_OF_A_TENSOR = 128  # spread over it
 TOLERANCE = 1e-6  # a difference counts if it is larger than this part of the tensor's largest finite number
 NO_STATISTICS = "no BatchNorm was evaluated on all ranks after the same step"
@@ -67,11 +67,11 @@ def some_numbers(tensor: Tensor) -> Tensor:
 
 def check_same_weights(records: list[Record]) -> Result:
     """Passed if the weights are equal after each step; a Finding if they differ and are never equal again."""
-    results = [_weights(networks, records) for networks in trained_networks(records)]
+    results = [_judge_weights(networks, records) for networks in trained_networks(records)]
     return overall(results, "no network with the same parameters was called in training mode on all ranks")
 
 
-def _weights(networks: tuple[Network, ...], records: list[Record]) -> Result:
+def _judge_weights(networks: tuple[Network, ...], records: list[Record]) -> Result:
     by_step = differences_by_step([network.weights for network in networks], records)
     if not by_step:
         return Skipped("no finite weights after a step were seen on all ranks, or no rank has whole parameters")
@@ -81,10 +81,10 @@ def _weights(networks: tuple[Network, ...], records: list[Record]) -> Result:
         return no_difference(records)
     if equal and equal[-1] > apart[0]:
         return Skipped(f"they differ after step {apart[0]}, but are equal again later: they may be averaged")
-    return _with_cause(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
+    return _judge_difference(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
 
 
-def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record]) -> Result:
+def _judge_difference(text: str, networks: tuple[Network, ...], records: list[Record]) -> Result:
     """The result where the weights differ. Without another cause, other learning rates explain it."""
     changed = max(len(network.changed) for network in networks)
     if changed:
@@ -118,10 +118,10 @@ def _with_cause(text: str, networks: tuple[Network, ...], records: list[Record])
 def check_same_statistics(records: list[Record]) -> Result:
     """Passed if BatchNorm's statistics are equal in each evaluation after a step; a Finding if not."""
     networks_with_batchnorm = [each for each in trained_networks(records) if any(each[0].statistics.values())]
-    return overall([_statistics(networks, records) for networks in networks_with_batchnorm], NO_STATISTICS)
+    return overall([_judge_statistics(networks, records) for networks in networks_with_batchnorm], NO_STATISTICS)
 
 
-def _statistics(networks: tuple[Network, ...], records: list[Record]) -> Result:
+def _judge_statistics(networks: tuple[Network, ...], records: list[Record]) -> Result:
     by_step = differences_by_step([network.statistics for network in networks], records)
     if not by_step:
         return Skipped(NO_STATISTICS)

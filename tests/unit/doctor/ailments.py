@@ -203,9 +203,7 @@ ENDS = {
         pitfall="collective_on_rank_0",
         said="was called by rank 0 alone",
     ),
-    "uneven inputs": Ailment(
-        UNEVEN, pitfall="uneven_inputs", said="in epoch 0 rank 0 has 9 batches, rank 1 has 8 batches"
-    ),
+    "uneven inputs": Ailment(UNEVEN, pitfall="uneven_inputs", said="rank 0 has 9 batches, rank 1 has 8 batches"),
     "uneven evaluation": Ailment(
         {WRAP: SHARD, "valid_set, BATCH_SIZE": "valid_set, 10"},
         pitfall="uneven_evaluation",
