@@ -1,4 +1,4 @@
-"""The start of a script on several processes, as torchrun starts it, and its end: by itself, or because it hangs.
+"""The run of a script on several processes, as torchrun starts it, until all end or the script hangs.
 
 A rank makes progress when one of its observers is called: when it reads a batch, calls a network, makes a step, saves
 or calls a collective. Then its heartbeat touches a file. The script hangs when no rank makes progress for some time.
@@ -15,18 +15,14 @@ from typing import NamedTuple
 
 import torch
 
-from common.doctor.record import FILE, PROGRESS, End, Record, read
+from common.doctor.checks.end import end_of
+from common.doctor.record import FILE, PROGRESS, Record, read
 from common.launch import free_port, rank_variables
 
 POLL_SECONDS = 0.2
 SECONDS_AFTER_A_CRASH = 5.0  # the other ranks have these to end by themselves
 SECONDS_TO_START = 120.0  # the imports before the script may take half a minute on a busy machine
 LOG = "log"
-# Parts of the error of a rank whose partner has left or has called another collective. An error of gloo is a
-# RuntimeError, as many errors of a script are, but it names its source file.
-OF_COMMUNICATION = ("DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
-OF_THE_SCRIPT = "ncclInvalidUsage"  # a DistBackendError of its own, as where two ranks have one GPU
-SIGNALS = {each.value: each.name for each in signal.Signals}  # without most of the real-time signals
 
 
 class Rank(NamedTuple):
@@ -134,32 +130,3 @@ def _record(rank: Rank, why_stopped: str) -> Record:
     record.last_printed = "".join(printed[-1:])
     record.end = end_of(record.end, rank.process.returncode, why_stopped, printed)
     return record
-
-
-def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> End:
-    """The end of a rank, by what it has noted itself, how its process ended, and the lines that it has printed.
-
-    noted     process      the end
-    crash     any          lost if the text of the error names communication, else crash
-    others    was stopped  stopped
-    steps     any          as noted
-    others    exit code 0  as noted
-    finished  has failed   crash: after its last line it communicates no more
-    None      has failed   lost if torch aborted it over communication, else crash
-    """
-    if noted.reason == "crash":
-        return End("lost" if _names_communication(noted.text) else "crash", noted.text)
-    if why_stopped:
-        return End("stopped", why_stopped)
-    if exit_code == 0 or noted.reason == "steps":
-        return noted
-    cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
-    text = f"{cause}: last printed: {''.join(printed[-1:])}"
-    if noted.reason == "finished":
-        return End("crash", f"after its last line, {text}")
-    was_aborted = cause == "SIGABRT" and _names_communication("\n".join(printed[-100:]))  # by a thread of torch
-    return End("lost" if was_aborted else "crash", text)
-
-
-def _names_communication(text: str) -> bool:
-    return OF_THE_SCRIPT not in text and any(part in text for part in OF_COMMUNICATION)

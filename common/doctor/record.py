@@ -111,7 +111,7 @@ class Call:
 
 @dataclass
 class End:
-    """The end of the script on a rank: what the rank has noted itself, until `launch.end_of` decides.
+    """The end of the script on a rank: what the rank has noted itself, until `end_of` decides.
 
     finished  it came to its last line
     steps     it made as many optimizer steps as --steps asked for
@@ -127,17 +127,17 @@ class End:
 
 @dataclass
 class Record:
+    """The notes of one rank, in the order of the files of `checks` that they are about."""
+
     rank: int
     backend: str | None = None  # the process group's, if there was one
+    observer_errors: dict[str, str] = field(default_factory=dict)  # the first text, by place and type
+    end: End = field(default_factory=End)
     last_printed: str = ""  # the last line of its output
     waits_in: str = ""  # the line at which the script stands still, such as "train.py:9"; empty while it makes progress
-    end: End = field(default_factory=End)
-    epochs: list[Epoch] = field(default_factory=list)
-    networks: list[Network] = field(default_factory=list)
-    is_sharded: bool = False  # True if the rank holds parts of a network's parameters, as under FSDP
-    is_split: bool = False  # True if ranks may compute parts of the same samples, as under tensor parallelism
-    # By what drew ("forwards in training" or "batches") and the generator: a fingerprint of its state before each draw.
-    draws: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    collectives: dict[Call, None] = field(default_factory=dict)  # those of all ranks, in the order of the first calls
+    exchanged_after: int | None = None  # the number of optimizer steps before the last collective of a large tensor
+    has_joined: bool = False  # True if it was in a Join, in which ranks may have different numbers of batches
     steps: list[Step] = field(default_factory=list)
     # As they are after the last of the first steps: the number of parameters without a gradient that are in an
     # optimizer and in no network, and the names of those of trained networks with a gradient that are in no optimizer.
@@ -146,10 +146,12 @@ class Record:
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
-    collectives: dict[Call, None] = field(default_factory=dict)  # those of all ranks, in the order of the first calls
-    exchanged_after: int | None = None  # the number of optimizer steps before the last collective of a large tensor
-    has_joined: bool = False  # True if it was in a Join, in which ranks may have different numbers of batches
-    observer_errors: dict[str, str] = field(default_factory=dict)  # the first text, by place and type
+    epochs: list[Epoch] = field(default_factory=list)
+    networks: list[Network] = field(default_factory=list)
+    is_sharded: bool = False  # True if the rank holds parts of a network's parameters, as under FSDP
+    is_split: bool = False  # True if ranks may compute parts of the same samples, as under tensor parallelism
+    # By what drew ("forwards in training" or "batches") and the generator: a fingerprint of its state before each draw.
+    draws: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
     @property
     def training_epochs(self) -> list[Epoch]:

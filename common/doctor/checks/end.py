@@ -1,11 +1,11 @@
 """The end: the script comes to its last line on all ranks, and none crashes or waits for another one for ever.
 
-Noted are the collectives that the script calls, each with the line that calls it. The end itself is noted by
-`run_script` and `launch`.
+Noted are the collectives that the script calls, each with the line that calls it, and by `run_script` the end.
 """
 
 import functools
 import inspect
+import signal
 import sys
 from collections import defaultdict
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join
 
 from common.doctor.checks.alignment import across_ranks, first_uneven
-from common.doctor.record import Call, Record
+from common.doctor.record import Call, End, Record
 from common.doctor.recorder import Recorder
 from common.doctor.results import Finding, Passed, Result, Skipped
 from common.process_group import COLLECTIVES
@@ -24,6 +24,11 @@ LARGE = 16  # numbers; a loss or a metric has fewer, and a tensor with more may 
 MAX_ERROR = 300  # characters; of a longer error the middle is left out
 UNUSED = "parameters that were not used in producing loss"  # a part of DistributedDataParallel's error
 IF_IT_WORKS = "If a line works, raise --time-out"
+# Parts of the error of a rank whose partner has left or has called another collective. An error of gloo is a
+# RuntimeError, as many errors of a script are, but it names its source file.
+OF_COMMUNICATION = ("DistBackendError", "DistNetworkError", "DistStoreError", "third_party/gloo/")
+OF_THE_SCRIPT = "ncclInvalidUsage"  # a DistBackendError of its own, as where two ranks have one GPU
+SIGNALS = {each.value: each.name for each in signal.Signals}  # without most of the real-time signals
 
 
 class CollectiveObserver:
@@ -42,7 +47,8 @@ class CollectiveObserver:
         if not dist.is_initialized() or arguments.get("group") not in (None, dist.group.WORLD):
             return
         record = self._recorder.record
-        if any(isinstance(value, Tensor) and value.numel() > LARGE for value in arguments.values()):
+        sizes = [value.numel() for value in arguments.values() if isinstance(value, Tensor)]
+        if max(sizes, default=0) > LARGE:
             record.exchanged_after = len(record.steps)
         call = Call(name, self._recorder.script_line(sys._getframe()) or "?")
         if "gather" in name and record.epochs:
@@ -56,6 +62,35 @@ class CollectiveObserver:
 
     def before_end_of_group(self, *args: Any, **kwargs: Any) -> None:
         self._recorder.write()  # the backend, which is known only while there is a group
+
+
+def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> End:
+    """The end of a rank, by what it has noted itself, how its process ended, and the lines that it has printed.
+
+    noted     process      the end
+    crash     any          lost if the text of the error names communication, else crash
+    others    was stopped  stopped
+    steps     any          as noted
+    others    exit code 0  as noted
+    finished  has failed   crash: after its last line it communicates no more
+    None      has failed   lost if torch aborted it over communication, else crash
+    """
+    if noted.reason == "crash":
+        return End("lost" if _names_communication(noted.text) else "crash", noted.text)
+    if why_stopped:
+        return End("stopped", why_stopped)
+    if exit_code == 0 or noted.reason == "steps":
+        return noted
+    cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
+    text = f"{cause}: last printed: {''.join(printed[-1:])}"
+    if noted.reason == "finished":
+        return End("crash", f"after its last line, {text}")
+    was_aborted = cause == "SIGABRT" and _names_communication("\n".join(printed[-100:]))  # by a thread of torch
+    return End("lost" if was_aborted else "crash", text)
+
+
+def _names_communication(text: str) -> bool:
+    return OF_THE_SCRIPT not in text and any(part in text for part in OF_COMMUNICATION)
 
 
 def check_end(records: list[Record]) -> Result:
@@ -143,10 +178,9 @@ def calls_of_some_ranks(records: list[Record]) -> dict[Call, str]:
         for call in record.collectives:
             callers[call].append(record.rank)
     partly = {call: ranks for call, ranks in callers.items() if len(ranks) < len(records)}
-    alone = dict(partly)
+    answered: set[Call] = set()
     for name in {call.name for call in partly}:
         of_ranks = [[call for call in record.collectives if call in partly and call.name == name] for record in records]
-        for calls in across_ranks(of_ranks):
-            for call in calls:
-                alone.pop(call, None)
-    return {call: ", ".join(f"rank {rank}" for rank in ranks) for call, ranks in (alone or partly).items()}
+        answered.update(*across_ranks(of_ranks))
+    unanswered = [call for call in partly if call not in answered]
+    return {call: ", ".join(f"rank {rank}" for rank in partly[call]) for call in unanswered or partly}

@@ -99,11 +99,8 @@ def check_data_sets(records: list[Record]) -> Result:
     by_another_rank: list[Read] = []
     for rank, epoch in enumerate(earlier):
         for later_rank, later_epoch in enumerate(later):
-            reads = read_twice(epoch, later_epoch)
-            if later_rank == rank:
-                by_same_rank += reads
-            else:
-                by_another_rank += reads
+            reads = by_same_rank if rank == later_rank else by_another_rank
+            reads += read_twice(epoch, later_epoch)
     unchanged = [part for part, agreement in agreement_by_part(by_same_rank).items() if agreement >= SAME]
     agreement_of_ranks = agreement_by_part(by_another_rank)
     compared = [agreement_of_ranks[part] for part in unchanged if part in agreement_of_ranks]

@@ -285,7 +285,7 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
     ],
 )
 def test_an_end_is_what_the_table_says(noted, exit_code, why_stopped, printed, reason):
-    assert launch.end_of(noted, exit_code, why_stopped, [printed, "frame #0"]).reason == reason
+    assert end.end_of(noted, exit_code, why_stopped, [printed, "frame #0"]).reason == reason
 
 
 # "R1 R3" is a rank that calls the collective R in line 1 of t.py, then R in line 3.
