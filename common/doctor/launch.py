@@ -31,8 +31,8 @@ class Rank(NamedTuple):
     process: subprocess.Popen
 
 
-def run_ranks(command: list[str], processes: int, folder: Path, patience: float) -> list[Record]:
-    """Run a command on several processes until it ends, or no rank has made progress for `patience` seconds."""
+def run_ranks(command: list[str], processes: int, folder: Path, time_out: float) -> list[Record]:
+    """Run a command on several processes until it ends, or no rank has made progress for `time_out` seconds."""
     environment = _environment(processes)
     port = free_port()
     ranks: list[Rank] = []
@@ -40,7 +40,7 @@ def run_ranks(command: list[str], processes: int, folder: Path, patience: float)
         for number in range(processes):
             variables = {**environment, **rank_variables(number, processes, port)}
             ranks.append(_start(number, folder / f"rank{number}", command, variables))
-        why_stopped = _wait(ranks, patience)
+        why_stopped = _wait(ranks, time_out)
     finally:
         stopped = _stop(ranks)
     return [_record(rank, why_stopped if rank in stopped else "") for rank in ranks]
@@ -73,7 +73,7 @@ def _environment(processes: int) -> dict[str, str]:
     return environment
 
 
-def _wait(ranks: list[Rank], patience: float) -> str:
+def _wait(ranks: list[Rank], time_out: float) -> str:
     """Wait until all ranks have ended. Returns a text if the others must be stopped, as none makes progress."""
     running = list(ranks)
     state = None
@@ -89,11 +89,11 @@ def _wait(ranks: list[Rank], patience: float) -> str:
         if newest != state:
             state = newest
             changed = time.monotonic()
-        limit = patience
+        limit = time_out
         if has_crashed:  # the others may wait for that rank in vain
             limit = SECONDS_AFTER_A_CRASH
         elif any(_last_progress(rank) is None for rank in running):
-            limit = max(patience, SECONDS_TO_START)
+            limit = max(time_out, SECONDS_TO_START)
         if time.monotonic() - changed > limit:
             return f"no rank made progress for {limit:g} s"
         time.sleep(POLL_SECONDS)

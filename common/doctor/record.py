@@ -148,8 +148,8 @@ class Record:
     saves: list[Save] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
     networks: list[Network] = field(default_factory=list)
-    is_sharded: bool = False  # True if the rank holds parts of a network's parameters, as under FSDP
-    is_split: bool = False  # True if ranks may compute parts of the same samples, as under tensor parallelism
+    is_sharded: bool = False  # True if the rank holds shards of parameters, as under FSDP
+    is_tensor_parallel: bool = False  # True if ranks may compute parts of the same samples
     # By what drew ("forwards in training" or "batches") and the generator: a fingerprint of its state before each draw.
     draws: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 

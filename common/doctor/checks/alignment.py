@@ -21,7 +21,7 @@ def are_indexed_alike(epochs: tuple[Epoch, ...]) -> bool:
     return len(lengths) == 1 and None not in lengths and all(epoch.indices for epoch in epochs)
 
 
-class Uneven(NamedTuple):
+class UnevenEpoch(NamedTuple):
     """An epoch in which a rank has come to its end with fewer batches than another rank has read."""
 
     number: int
@@ -29,13 +29,13 @@ class Uneven(NamedTuple):
     steps_before_last_batch: int  # optimizer steps of the rank that has fewest batches
 
 
-def first_uneven(of_ranks: Iterable[list[Epoch]]) -> Uneven | None:
+def first_uneven(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
     for number, epochs in enumerate(across_ranks(of_ranks)):
         batches = [len(epoch.batches) for epoch in epochs]
         shorter = [epoch for epoch in epochs if epoch.complete and len(epoch.batches) < max(batches)]
         if shorter:
             counts = [f"rank {rank} has {count} batches" for rank, count in enumerate(batches)]
-            return Uneven(number, ", ".join(counts), min(epoch.batches[-1].steps for epoch in shorter))
+            return UnevenEpoch(number, ", ".join(counts), min(epoch.batches[-1].steps for epoch in shorter))
     return None
 
 

@@ -67,7 +67,7 @@ def count_samples(inputs: tuple, keywords: dict | None) -> int:
     return len(next(tensors_in((inputs, keywords)), ()))
 
 
-class Read(NamedTuple):
+class TwoReads(NamedTuple):
     """The content of a sample in two epochs. A part of it, as its label, is compared where chance cannot make it agree:
 
     here  there  after
@@ -81,11 +81,11 @@ class Read(NamedTuple):
     after: Content  # here, of the next index that was read
 
 
-def read_twice(one: Epoch, other: Epoch) -> list[Read]:
+def reads_in_both(one: Epoch, other: Epoch) -> list[TwoReads]:
     first = _contents_by_index(one)
     second = _contents_by_index(other)
     indices = [(index, following) for index, following in pairwise(sorted(first)) if index in second]
-    return [Read(first[index], second[index], first[following]) for index, following in indices]
+    return [TwoReads(first[index], second[index], first[following]) for index, following in indices]
 
 
 def _contents_by_index(epoch: Epoch) -> dict[int, Content]:
@@ -95,7 +95,7 @@ def _contents_by_index(epoch: Epoch) -> dict[int, Content]:
     return contents
 
 
-def agreement_by_part(reads: list[Read]) -> dict[int, float]:
+def agreement_by_part(reads: list[TwoReads]) -> dict[int, float]:
     """For each part (a tensor), by its place: how often it agrees in two reads, from 0 to 1, if enough are compared."""
     agreement: dict[int, float] = {}
     parts = min(map(len, chain.from_iterable(reads)), default=0)

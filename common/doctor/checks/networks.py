@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.doctor.checks.contents import count_samples
 from common.doctor.checks.loaders import LoaderObserver
 from common.doctor.checks.random_numbers import note_draws, states
-from common.doctor.checks.weights import is_part, note_statistics, note_weights
+from common.doctor.checks.weights import is_shard, note_statistics, note_weights
 from common.doctor.record import Network
 from common.doctor.recorder import Recorder
 
@@ -84,7 +84,7 @@ class NetworkObserver:
             network.forwards += 1
             if not network.shapes:  # lazy layers have them after a forward
                 named = forward.module.named_parameters()
-                network.shapes = {name: tuple(part.shape) for name, part in named if not is_part(name, part)}
+                network.shapes = {name: tuple(part.shape) for name, part in named if not is_shard(name, part)}
             if batch:
                 batch.forwards.append(count_samples(inputs, keywords))
             device = next(forward.module.parameters()).device
@@ -97,8 +97,8 @@ class NetworkObserver:
     def _add(self, module: nn.Module) -> None:
         self.networks[module] = Network()
         self._record.networks.append(self.networks[module])
-        self._record.is_sharded |= any(is_part(name, parameter) for name, parameter in module.named_parameters())
-        self._record.is_split |= _is_split(module)
+        self._record.is_sharded |= any(is_shard(name, parameter) for name, parameter in module.named_parameters())
+        self._record.is_tensor_parallel |= _is_tensor_parallel(module)
 
     def _note_wrapping(self, network: Network, module: nn.Module, wrappers: list[nn.Module]) -> None:
         before = self._when_wrapped.get(module)
@@ -130,7 +130,7 @@ def _identities(module: nn.Module) -> dict[str, tuple]:
     return {name: (id(parameter), str(parameter.device), str(parameter.dtype)) for name, parameter in averaged}
 
 
-def _is_split(module: nn.Module) -> bool:
+def _is_tensor_parallel(module: nn.Module) -> bool:
     """True if it has DTensors, unless fully_shard has put them on a line of all ranks: there each has whole samples."""
     meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
     is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())

@@ -43,7 +43,7 @@ def note_draws(record: Record, source: str, before: dict[str, int], device: torc
 
 def check_draws(records: list[Record]) -> Result:
     """A Finding if at all draws of a source two ranks have the same generator; else Passed if there were draws."""
-    if any(record.is_split for record in records) or not trained_networks(records):
+    if any(record.is_tensor_parallel for record in records) or not trained_networks(records):
         return Skipped("ranks that do not train one and the same network, or share it out, may need equal numbers")
     result: Result = Skipped("no draw was seen in training forwards or in batches, and loader workers draw unseen")
     for source, generator in records[0].draws:

@@ -3,14 +3,14 @@
 from itertools import chain, pairwise
 
 from common.doctor.checks.alignment import NO_INDICES, across_ranks, are_indexed_alike
-from common.doctor.checks.contents import MIN_SAMPLES, SAME, Read, agreement_by_part, read_twice
+from common.doctor.checks.contents import MIN_SAMPLES, SAME, TwoReads, agreement_by_part, reads_in_both
 from common.doctor.record import Epoch, Record
 from common.doctor.results import Finding, Passed, Result, Skipped, overall
 
 
 def check_training_samples(records: list[Record]) -> Result:
     """Passed if no sample is read twice in an epoch; a Finding if each rank reads all of them."""
-    if any(record.is_split for record in records):
+    if any(record.is_tensor_parallel for record in records):
         return Skipped("on the mesh of the network, ranks may have the same samples")
     of_ranks = across_ranks(record.training_epochs for record in records)
     results = [_judge_epoch(number, epochs) for number, epochs in enumerate(of_ranks)]
@@ -49,7 +49,7 @@ def _judge_epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
         left_out = set(first.available).difference(epoch.indices)
         if has_repeated(epoch.indices) or len(left_out) >= epoch.batches[0].size:  # fewer may be an epoch's tail
             return Skipped("few were read, or some twice, and not each once on each rank, as where Subsets differ")
-    agreement = agreement_by_part([read for other in others for read in read_twice(first, other)])
+    agreement = agreement_by_part([read for other in others for read in reads_in_both(first, other)])
     if max(agreement.values(), default=0.0) < SAME:
         return Skipped("no contents show that an index is the same sample on each rank")
     if all(epoch.indices == first.indices for epoch in epochs):
@@ -95,12 +95,12 @@ def check_data_sets(records: list[Record]) -> Result:
     if len(of_one_dataset) < 2:
         return Skipped("no two epochs dealt the indices of the first data set out among the ranks")
     earlier, later = of_one_dataset[:2]
-    by_same_rank: list[Read] = []
-    by_another_rank: list[Read] = []
+    by_same_rank: list[TwoReads] = []
+    by_another_rank: list[TwoReads] = []
     for rank, epoch in enumerate(earlier):
         for later_rank, later_epoch in enumerate(later):
             reads = by_same_rank if rank == later_rank else by_another_rank
-            reads += read_twice(epoch, later_epoch)
+            reads += reads_in_both(epoch, later_epoch)
     unchanged = [part for part, agreement in agreement_by_part(by_same_rank).items() if agreement >= SAME]
     agreement_of_ranks = agreement_by_part(by_another_rank)
     compared = [agreement_of_ranks[part] for part in unchanged if part in agreement_of_ranks]

@@ -37,14 +37,14 @@ def note_weights(network: Network, module: nn.Module, record: Record) -> None:
 def some_weights(module: nn.Module) -> Tensors:
     found = {}
     for name, parameter in module.named_parameters():
-        is_whole = not is_lazy(parameter) and not is_part(name, parameter)
+        is_whole = not is_lazy(parameter) and not is_shard(name, parameter)
         if is_whole and parameter.is_floating_point() and parameter.numel():
             found[name] = some_numbers(parameter)
     return found
 
 
-def is_part(name: str, parameter: nn.Parameter) -> bool:
-    """True if this rank holds a part of the parameter only, as FSDP2 and FSDP1 leave it."""
+def is_shard(name: str, parameter: nn.Parameter) -> bool:
+    """True if this rank holds a shard of the parameter only, as FSDP2 and FSDP1 leave it."""
     return isinstance(parameter, DTensor) or "_fsdp_wrapped_module" in name
 
 

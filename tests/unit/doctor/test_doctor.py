@@ -127,7 +127,7 @@ def test_a_rank_that_has_ended_is_signalled_once_and_is_not_waited_for(monkeypat
     ended = launch.Rank(0, Path("nowhere"), subprocess.Popen(["true"]))
     with subprocess.Popen(["sleep", "30"]) as hanging:
         (tmp_path / record.PROGRESS).touch()
-        launch._wait([ended, launch.Rank(1, tmp_path, hanging)], patience=1)
+        launch._wait([ended, launch.Rank(1, tmp_path, hanging)], time_out=1)
         was_waited_for = hanging.poll() is not None
         hanging.kill()
     assert not was_waited_for
