@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Pass
 from .rows import READ_EVERYWHERE, Entries, WholeBatch, join_batches
-from .sampler import ShortStep, Step, groups_of
+from .sampler import ShortStep, SkipBatchSampler, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
 
@@ -35,21 +35,21 @@ class DataLoaderDispatcher(DataLoaderShard):
             None takes its rows. What it raises on a process other than the main one is raised there alone.
     """
 
-    _links = 1
-
     def __init__(
         self, dataset: Any, split_batches: bool = False, slice_fn: Callable[..., Any] | None = None, **kwargs: Any
     ) -> None:
         self.state = PartialState()
         kwargs.setdefault("device", self.state.device)
         super().__init__(dataset, **kwargs)
+        # The original's dispatcher looks for a `set_epoch` one sampler less deep, as a loader that skips.
+        self._original_batch_sampler = SkipBatchSampler(self.batch_sampler)
         self.split_batches = split_batches
         self.batches_read_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_fn
 
     @property
     def total_batch_size(self) -> int:
-        return (super().total_batch_size or 1) * self.batches_read_per_step  # of unknown size, a batch counts as one
+        return super().total_batch_size or self.batches_read_per_step  # of unknown size, a batch counts as one sample
 
     @property
     def remainder(self) -> int:
@@ -158,14 +158,15 @@ class DataLoaderDispatcher(DataLoaderShard):
             except Exception as error:
                 broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}"), None])
                 raise
-            broadcast_object_list([step, this_pass.order_states])
+            broadcast_object_list([step, this_pass.position.order_states])
             if own_part is None:
                 return
             yield own_part
 
     def _receive_steps(self, this_pass: Pass) -> Iterator[Step]:
         while True:
-            message, this_pass.order_states = broadcast_object_list([None, None])
+            message, order_states = broadcast_object_list([None, None])
+            this_pass.position = this_pass.position._replace(order_states=order_states)
             if isinstance(message, RemoteError):
                 raise message
             if message is None:

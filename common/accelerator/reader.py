@@ -1,15 +1,14 @@
 """Torch's own loader, which reads for a prepared one: how it is made, and when it draws."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, tee
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .sampler import ShortStep, Step
+from .sampler import Step
 from .streams import StreamShard, collate_step
 
 # These arguments of a DataLoader say how it loads, and not what.
@@ -65,9 +64,12 @@ class Reader:
         self._loader = DataLoader(loader.dataset, **arguments)
         self._has_drawn_seed = False
 
-    def read_stream(self) -> Iterator[Any]:
-        """The batches of a stream from the first one, or the Steps of a StreamShard."""
-        return iter(self._loader)
+    def read_stream(self) -> Iterator[Step]:
+        """The steps of a stream from the first one."""
+        batches = iter(self._loader)
+        if isinstance(self._loader.dataset, StreamShard):  # It makes Steps by itself.
+            return batches
+        return (Step(batch, None) for batch in batches)
 
     def read_steps(self, draw_steps: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         """The steps that `draw_steps` draws, each with its batch.
@@ -77,8 +79,7 @@ class Reader:
         """
         self._pass_sampler.draw_steps = draw_steps
         batches = iter(self._loader)  # This calls `iter` of the PassSampler, perhaps twice.
-        short_steps = self._pass_sampler.short_steps
-        return (Step(batch, short_steps.popleft()) for batch in batches)
+        return (next(self._pass_sampler.drawn)._replace(content=batch) for batch in batches)
 
     def draw_only(self, draw_steps: Callable[[], Iterator[Step]]) -> None:
         """Draw what `read_steps` draws where there are workers, and start none. Of a stream no order is drawn."""
@@ -95,18 +96,14 @@ class Reader:
 class PassSampler:
     """The batch sampler of torch's loader: the sample numbers of the pass that began last.
 
-    Torch's loader gets the sample numbers alone, and returns the batches in their order. So `short_steps` keeps what
-    the Steps say of the batches that torch's loader has been asked for and has not returned.
+    Torch's loader gets the sample numbers alone, and returns the batches in their order. The Steps of these batches
+    come from `drawn`.
     """
 
     def __init__(self) -> None:
         self.draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
-        self.short_steps: deque[ShortStep | None] = deque()
+        self.drawn: Iterator[Step] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        self.short_steps.clear()
-        return map(self._keep, self.draw_steps())
-
-    def _keep(self, step: Step) -> Any:
-        self.short_steps.append(step.short_step)
-        return step.content
+        steps, self.drawn = tee(self.draw_steps())
+        return (step.content for step in steps)

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, Position, Progress, Resumes, loaded_position
+from .position import Pass, Position, Progress, Resumes
 from .reader import Reader
-from .resumption import Generators
+from .resumption import Generators, Replay, loaded_position
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -22,6 +22,7 @@ from .sampler import (
     SkipBatchSampler,
     Step,
     follows_from_epoch,
+    generator_of,
     get_sampler,
     index_sampler_of,
     sampler_chain,
@@ -70,9 +71,6 @@ class DataLoaderShard(DataLoader):
 
     # Batches that a process reads for one step: the main process of a DataLoaderDispatcher reads those of all ranks.
     batches_read_per_step = 1
-    # In the original, a DataLoaderDispatcher looks one link less deep for samplers with a `set_epoch`, and each call of
-    # `skip_first_batches` puts one link before them.
-    _links = 0
 
     def __init__(
         self,
@@ -97,13 +95,13 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self.progress = Progress(prepared_skip=skip_batches)
+        # The original's loader would have this one: each call of `skip_first_batches` puts another before it.
+        self._original_batch_sampler: Any = self.batch_sampler
         self._reader: Reader | None = None  # kept only if its workers stay alive from pass to pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self.progress
         this_pass = progress.begin_pass(self.skip_batches)
-        generators = self._generators
-        notes_states = self.use_stateful_dataloader and self.num_workers == 0
         self.gradient_state._add_dataloader(self)
         try:
             steps = self._begin_steps(this_pass)
@@ -112,9 +110,8 @@ class DataLoaderShard(DataLoader):
                 batch, short_step = following
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
-                read_ahead_states = generators.states() if notes_states else None
                 following = next(steps, None)
-                this_pass.advance(short_step, following is None, read_ahead_states)
+                this_pass.advance(short_step, is_last=following is None)
                 progress.make_current(this_pass)
                 yield batch
         finally:
@@ -123,64 +120,62 @@ class DataLoaderShard(DataLoader):
         progress.end_epoch(this_pass)
 
     def _begin_steps(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of the pass, each read when it is asked for.
+        """The steps of the pass, each read when it is asked for."""
+        begin = self._begin_by_hand if this_pass.resumes == Resumes.BY_HAND else self._begin_reading
+        if not self.use_stateful_dataloader:
+            return begin(this_pass)
+        return self._replay(this_pass).begin(partial(begin, this_pass))
 
-        In a run that goes on within an epoch, the interrupted run drew the seed of this pass before it saved. Torch's
-        loader draws one again now. That second draw must leave no trace, so all generators are restored afterwards.
+    def _begin_by_hand(self, this_pass: Pass) -> Iterator[Step]:
+        """Begin to read the rest of an epoch, where a resumed run has called `skip_first_batches`.
+
+        The interrupted run drew the seed of this pass before it saved. Torch's loader draws one again now, which leaves
+        no trace where the order is known.
         """
-        if this_pass.resumes == Resumes.AT_POSITION:
-            with self._generators.restored():
-                steps = self._begin_reading(this_pass)
-                first = list(islice(steps, 1))  # The order is drawn with it, from the states in the checkpoint.
-                return chain(first, steps)
-        if this_pass.resumes == Resumes.BY_HAND:
-            if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
-                with self._generators_beside_order().restored():
-                    return self._begin_reading(this_pass)
-            # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
-            logger.warning(
-                "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
-                "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
-                "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
-            )
+        if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
+            # A SeedableRandomSampler draws for workers at once, and for more of them while the epoch goes on.
+            is_of_sampler = self.generator is generator_of(self.samplers[-1])
+            loader_generator = None if is_of_sampler else self.generator
+            with Generators(self.device, sampler=None, loader_generator=loader_generator).restored():
+                return self._begin_reading(this_pass)
+        # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
+        logger.warning(
+            "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
+            "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
+            "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+        )
         return self._begin_reading(this_pass)
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self._tell_epoch(this_pass.start.epoch)
+        self._tell_epoch(this_pass.position.epoch)
         return self._read(this_pass)
-
-    def _generators_beside_order(self) -> Generators:
-        """All but that of a SeedableRandomSampler. Workers draw from it at once, and again while the epoch goes on."""
-        sampler = self.samplers[-1]
-        if not isinstance(sampler, SeedableRandomSampler):
-            return self._generators
-        return Generators(self.device, None, None if self.generator is sampler.generator else self.generator)
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
         """The steps that this process reads, from where the pass begins."""
         reader = self._get_reader()
-        if isinstance(self.dataset, IterableDataset):
-            # A stream is always read from its first batch.
-            steps = reader.read_stream()
-            if not isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
-                steps = (Step(batch, None) for batch in steps)
-            return _skip_to_read_ahead(steps, self._batches_to_skip(this_pass), this_pass, self._generators)
-        return reader.read_steps(self._draw_steps(this_pass))
+        if not isinstance(self.dataset, IterableDataset):
+            return reader.read_steps(self._draw_steps(this_pass))
+        steps = reader.read_stream()  # from its first batch
+        skipped = self._batches_to_skip(this_pass)
+        if self.use_stateful_dataloader:
+            return self._replay(this_pass).skip(steps, skipped)
+        return islice(steps, skipped, None)
 
     def _draw_steps(self, this_pass: Pass) -> Callable[[], Iterator[Step]]:
         """A function that draws the order of the pass, for a Reader."""
         skipped = self._batches_to_skip(this_pass)
         index_sampler = index_sampler_of(self)
         if self.use_stateful_dataloader:
-            # `iter` of a script's own sampler is called with the first step, right after the states are noted.
-            return partial(_draw_late, index_sampler, skipped, this_pass, self._generators)
-        # As in the original it is called at once, but where steps are skipped.
+            return partial(self._replay(this_pass).draw, index_sampler, skipped)
         return partial(steps_of, SkipBatchSampler(index_sampler, skipped) if skipped > 0 else index_sampler)
 
     def _batches_to_skip(self, this_pass: Pass) -> int:
-        return this_pass.start.steps_done * self.batches_read_per_step
+        return this_pass.position.steps_done * self.batches_read_per_step
+
+    def _replay(self, this_pass: Pass) -> Replay:
+        return Replay(this_pass, self._generators, has_workers=self.num_workers > 0)
 
     def _get_reader(self) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
@@ -261,19 +256,11 @@ class DataLoaderShard(DataLoader):
     def _epoch_listeners(self) -> list:
         """Those that the original tells the epoch when a pass begins. A script may tell another one to the others."""
         seedable = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
-        listeners: list[Any] = list(seedable)
-        inner: Any = None
-        if self._links == 0:
-            listeners += [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
-            inner = getattr(self.batch_sampler, "batch_sampler", None)
-        elif self._links == 1:
-            inner = self.batch_sampler
-        inner_sampler = getattr(inner, "sampler", None)
-        if hasattr(inner_sampler, "set_epoch"):
-            listeners.append(inner_sampler)
-        elif not (seedable and isinstance(inner, BatchSamplerShard)):
-            listeners.append(self.dataset)
-        return listeners
+        outer = self._original_batch_sampler
+        inner = getattr(outer, "batch_sampler", None)
+        listeners = [*seedable, outer, getattr(outer, "sampler", None), getattr(inner, "sampler", None)]
+        is_inner_told = hasattr(listeners[-1], "set_epoch") or (seedable and isinstance(inner, BatchSamplerShard))
+        return listeners if is_inner_told else [*listeners, self.dataset]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader, and its workers are its own.
@@ -284,7 +271,7 @@ class DataLoaderShard(DataLoader):
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
         rest.skip_batches += num_batches
-        rest._links += 1
+        rest._original_batch_sampler = SkipBatchSampler(self._original_batch_sampler, num_batches)
         rest.progress = self.progress
         return rest
 
@@ -349,34 +336,35 @@ class DataLoaderShard(DataLoader):
     @property
     def shard(self) -> BatchSamplerShard | None:
         """The sampler that deals out the data among processes; None where a loader reads all of them."""
-        source = self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
+        source = self._batch_source
         return source if isinstance(source, BatchSamplerShard) else None
 
     @property
-    def _step_size(self) -> int:
-        """Samples of all processes in a full step, for checkpoints."""
-        shard = self.shard
-        samplers = self.samplers if shard is None else sampler_chain(shard)
-        # As in the original, `total_batch_size` is None behind a SkipBatchSampler, which has no batch size. Checkpoints
-        # take that of the next sampler.
-        batch_size = next((each.batch_size for each in samplers if getattr(each, "batch_size", None)), 1)
-        if shard is None:  # It reads all batches: on one process, or those of all processes to dispatch them.
-            return batch_size * self.batches_read_per_step
-        return batch_size if shard.split_batches else batch_size * shard.num_processes
+    def _batch_source(self) -> Any:
+        """The sampler that makes the batches: of sample numbers, or of a stream's samples."""
+        return self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
 
-    def __len__(self) -> int:
-        """Batches in an epoch on this process, without those that are skipped."""
-        return max(0, super().__len__() - self.skip_batches)
+    @property
+    def _batches_per_step(self) -> int:
+        """Batches of the script's loader in a step of all processes."""
+        batches_of_all = 1 if self.shard is None else self.shard.batches_per_step
+        return self.batches_read_per_step * batches_of_all
 
     @property
     def total_batch_size(self) -> int | None:
         """Samples of a full step over all processes; None if the batch sampler has no batch size."""
-        shard = self.shard
-        if shard is None:
-            return getattr(index_sampler_of(self), "batch_size", None)
-        if shard.samples_per_process is None:
-            return None
-        return shard.samples_per_process * shard.num_processes
+        batch_size = getattr(self._batch_source, "batch_size", None)
+        return None if batch_size is None else batch_size * self._batches_per_step
+
+    @property
+    def _step_size(self) -> int:
+        """The `total_batch_size`, for checkpoints also behind a SkipBatchSampler, which has no batch size."""
+        sizes = [getattr(sampler, "batch_size", None) for sampler in sampler_chain(self._batch_source)]
+        return next(filter(None, sizes), 1) * self._batches_per_step
+
+    def __len__(self) -> int:
+        """Batches in an epoch on this process, without those that are skipped."""
+        return max(0, super().__len__() - self.skip_batches)
 
     @property
     def total_dataset_length(self) -> int:
@@ -386,20 +374,3 @@ class DataLoaderShard(DataLoader):
     @property
     def _script_dataset(self) -> Any:
         return self.dataset.dataset if isinstance(self.dataset, StreamShard) else self.dataset
-
-
-def _draw_late(index_sampler: Any, skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
-    """The steps of an order that is drawn when the first is asked for: before that, this generator does nothing."""
-    this_pass.begin_order(generators)
-    yield from _skip_to_read_ahead(steps_of(index_sampler), skipped, this_pass, generators)
-
-
-def _skip_to_read_ahead(steps: Iterator[Step], skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
-    """Draw the first `skipped` steps, or read them from a stream, go to B (see `resumption.py`), and yield the rest.
-
-    For sample numbers this runs within torch's loader, right before it reads the samples.
-    """
-    for _ in islice(steps, skipped):
-        pass
-    this_pass.begin_read_ahead(generators)
-    yield from steps
