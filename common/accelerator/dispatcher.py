@@ -65,12 +65,12 @@ class DataLoaderDispatcher(DataLoaderShard):
         steps = whole_steps + 1 if has_short_step else whole_steps
         return max(0, steps - self.skip_batches)
 
-    def _read(self, this_pass: Pass) -> Iterator[Step]:
+    def _steps_of_process(self, this_pass: Pass) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
         if self.state.num_processes == 1 and self.slice_fn is None:
-            return map(self._undivided, super()._read(this_pass))
+            return map(self._undivided, self._read(this_pass))
         if self.state.is_main_process:
-            steps = run_on_all_ranks(partial(super()._read, this_pass))
+            steps = run_on_all_ranks(partial(self._read, this_pass))
             # Whether a step is short is known when all its batches are joined.
             batches = self._joined_batches(step.content for step in steps)
             return self._send_steps(self._whole_steps(batches), this_pass)
@@ -97,7 +97,7 @@ class DataLoaderDispatcher(DataLoaderShard):
         if self.num_workers > 0:
             self._get_reader().draw_only(self._draw_steps(this_pass))
         else:
-            super()._read(this_pass)  # This draws the seed and, as in the original, calls `iter` of a stream.
+            self._read(this_pass)  # This draws the seed and, as in the original, calls `iter` of a stream.
 
     def _joined_batches(self, batches: Iterator[Any]) -> Iterator[WholeBatch]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader.
@@ -165,8 +165,7 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _receive_steps(self, this_pass: Pass) -> Iterator[Step]:
         while True:
-            message, order_states = broadcast_object_list([None, None])
-            this_pass.position = this_pass.position._replace(order_states=order_states)
+            message, this_pass.position.order_states = broadcast_object_list([None, None])
             if isinstance(message, RemoteError):
                 raise message
             if message is None:

@@ -1,13 +1,14 @@
 """Where a loader stands: its epoch, the passes over it, and the Position that a checkpoint holds."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
 from .sampler import ShortStep
 
 
-class Position(NamedTuple):
+@dataclass
+class Position:
     """A place in an epoch. With `use_stateful_dataloader` checkpoints hold it, see `resumption.py`.
 
     Attributes:
@@ -53,14 +54,6 @@ class Pass:
     resumes: Resumes
     short_step: ShortStep | None = None
     end_of_dataloader: bool = False
-
-    def advance(self, short_step: ShortStep | None, is_last: bool) -> None:
-        """Go on to the step that is about to be yielded."""
-        steps_done = self.position.steps_done + 1
-        self.position = self.position._replace(steps_done=steps_done, is_over=is_last)
-        self.short_step = short_step
-        if is_last:
-            self.end_of_dataloader = True
 
 
 @dataclass(eq=False)
@@ -124,7 +117,7 @@ class Progress:
             if skip in (self.prepared_skip, loaded.steps_done):
                 position = loaded
             else:
-                position = loaded._replace(steps_done=skip, is_over=False, read_ahead_states=None)
+                position = replace(loaded, steps_done=skip, is_over=False, read_ahead_states=None)
         elif loaded is not None and self.epoch_is_open and skip > self.prepared_skip:
             resumes = Resumes.BY_HAND
         self.epoch_is_open = True
@@ -132,6 +125,17 @@ class Progress:
         this_pass = Pass(position, resumes)
         self.passes.append(this_pass)
         return this_pass
+
+    def advance(self, this_pass: Pass, short_step: ShortStep | None, is_last: bool) -> None:
+        """Go on to the step that is about to be yielded."""
+        this_pass.position.steps_done += 1
+        this_pass.position.is_over = is_last
+        this_pass.short_step = short_step
+        if is_last:
+            this_pass.end_of_dataloader = True
+        # It becomes the current one again if a script has begun others within it, and not ended.
+        self.passes.remove(this_pass)
+        self.passes.append(this_pass)
 
     def end_epoch(self, this_pass: Pass) -> None:
         """Go on to the next epoch, because the pass has come to its end."""
@@ -141,8 +145,3 @@ class Progress:
         # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
         if this_pass.position.steps_done > 0:
             self.epoch += 1
-
-    def make_current(self, this_pass: Pass) -> None:
-        """Put it behind passes that a script has begun within it, and not ended."""
-        self.passes.remove(this_pass)
-        self.passes.append(this_pass)

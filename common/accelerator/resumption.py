@@ -15,6 +15,7 @@ Both are passes with a Replay: it notes S and B, and goes back to those of a che
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from itertools import chain, islice
 from typing import Any
 
@@ -35,13 +36,14 @@ class Replay:
     """
 
     def __init__(self, this_pass: Pass, generators: "Generators", has_workers: bool) -> None:
-        self.this_pass = this_pass
+        self.position = this_pass.position
+        self.resumes = this_pass.resumes == Resumes.AT_POSITION
         self.generators = generators
         self.has_workers = has_workers
 
     def begin(self, begin_reading: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         """The steps that `begin_reading` returns. When each is yielded, the states B are noted for the next one."""
-        if self.this_pass.resumes == Resumes.AT_POSITION:
+        if self.resumes:
             # The interrupted run has drawn the seed, the order and the first step before it saved. Here they are drawn
             # for the second time, and leave no trace.
             with self.generators.restored():
@@ -50,11 +52,9 @@ class Replay:
             steps = chain(first, steps)
         else:
             steps = begin_reading()
-        this_pass = self.this_pass
         for step in steps:
             yield step
-            states = None if self.has_workers else self.generators.states()
-            this_pass.position = this_pass.position._replace(read_ahead_states=states)
+            self.position.read_ahead_states = None if self.has_workers else self.generators.states()
 
     def draw(self, index_sampler: Any, skipped: int) -> Iterator[Step]:
         """The steps of an order that is drawn from S, without the first `skipped`.
@@ -62,19 +62,17 @@ class Replay:
         This runs within torch's loader, right before it reads the samples. `iter` of a script's own sampler is called
         with the first step, and not before, so that S is noted right before the order is drawn.
         """
-        this_pass = self.this_pass
-        if this_pass.position.order_states is not None:
-            self.generators.go_to_order(this_pass.position.order_states)
-        this_pass.position = this_pass.position._replace(order_states=self.generators.states())
+        if self.position.order_states is not None:
+            self.generators.go_to_order(self.position.order_states)
+        self.position.order_states = self.generators.states()
         yield from self.skip(steps_of(index_sampler), skipped)
 
     def skip(self, steps: Iterator[Step], skipped: int) -> Iterator[Step]:
         """`steps` without the first `skipped`. They are drawn too, or read from a stream. The others begin at B."""
         for _ in islice(steps, skipped):
             pass
-        read_ahead_states = self.this_pass.position.read_ahead_states
-        if read_ahead_states is not None:
-            self.generators.go_to(read_ahead_states)
+        if self.position.read_ahead_states is not None:
+            self.generators.go_to(self.position.read_ahead_states)
         yield from steps
 
 
@@ -129,14 +127,14 @@ class Generators:
 
 def loaded_position(state: dict[str, Any], step_size: int, sampler_class: str) -> Position:
     """The Position in the `state_dict` of a stateful loader, for one with steps of this size and class of sampler."""
-    position = Position(**{name: state[name] for name in Position._fields})
+    position = Position(**{field.name: state[field.name] for field in fields(Position)})
     if position.steps_done > 0 and not position.is_over:
         if state["step_size"] != step_size:
             raise ValueError(f"an epoch of {state['step_size']} samples per step cannot go on with {step_size}")
         if state["sampler_class"] != sampler_class:
             raise ValueError(f"an epoch in the order of a {state['sampler_class']} cannot go on by a {sampler_class}")
     if state["step_size"] != step_size:
-        return position._replace(steps_done=0)  # If the script sets the finished epoch, it begins anew.
+        position.steps_done = 0  # If the script sets the finished epoch, it begins anew.
     return position
 
 

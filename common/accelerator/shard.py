@@ -43,15 +43,7 @@ class DataLoaderShard(DataLoader):
 
     One batch is read ahead, as in the original: so the last one is known, and random numbers are drawn for it too.
 
-    The way from a `for` to its batches, in the order of the calls:
-
-        Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
-        _begin_steps          restores the generators in a run that resumes
-        _begin_reading        takes over the generators of rank 0, and tells the epoch
-        _read                 leaves out steps
-        Reader.read_steps     asks torch's loader for an iterator, which draws a seed; gives it the sample numbers
-        steps_of              draws their order
-        send_to_device        puts the batch on the device
+    Reader says what is drawn when a pass begins. With `use_stateful_dataloader` a Replay is put around that.
 
     Sizes, for batches of four in the script's loader, and two processes:
 
@@ -95,9 +87,9 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self.progress = Progress(prepared_skip=skip_batches)
-        # The original's loader would have this one: each call of `skip_first_batches` puts another before it.
+        # In the original each call of `skip_first_batches` puts another one around the loader's batch sampler.
         self._original_batch_sampler: Any = self.batch_sampler
-        self._reader: Reader | None = None  # kept only if its workers stay alive from pass to pass
+        self._reader: Reader | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self.progress
@@ -111,8 +103,7 @@ class DataLoaderShard(DataLoader):
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
                 following = next(steps, None)
-                this_pass.advance(short_step, is_last=following is None)
-                progress.make_current(this_pass)
+                progress.advance(this_pass, short_step, is_last=following is None)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
@@ -133,10 +124,9 @@ class DataLoaderShard(DataLoader):
         no trace where the order is known.
         """
         if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
-            # A SeedableRandomSampler draws for workers at once, and for more of them while the epoch goes on.
-            is_of_sampler = self.generator is generator_of(self.samplers[-1])
-            loader_generator = None if is_of_sampler else self.generator
-            with Generators(self.device, sampler=None, loader_generator=loader_generator).restored():
+            # Loader workers get their first batches here. So a seedable sampler may have drawn, and goes on from there.
+            is_shared = self.generator is generator_of(self.samplers[-1])
+            with Generators(self.device, None, None if is_shared else self.generator).restored():
                 return self._begin_reading(this_pass)
         # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
         logger.warning(
@@ -150,14 +140,18 @@ class DataLoaderShard(DataLoader):
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self._tell_epoch(this_pass.position.epoch)
+        return self._steps_of_process(this_pass)
+
+    def _steps_of_process(self, this_pass: Pass) -> Iterator[Step]:
+        """Those that it reads. In a DataLoaderDispatcher the main process reads for all."""
         return self._read(this_pass)
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps that this process reads, from where the pass begins."""
+        """The steps of torch's loader, from where the pass begins."""
         reader = self._get_reader()
         if not isinstance(self.dataset, IterableDataset):
             return reader.read_steps(self._draw_steps(this_pass))
-        steps = reader.read_stream()  # from its first batch
+        steps = reader.read_stream()  # from the first step of the epoch
         skipped = self._batches_to_skip(this_pass)
         if self.use_stateful_dataloader:
             return self._replay(this_pass).skip(steps, skipped)
@@ -179,12 +173,9 @@ class DataLoaderShard(DataLoader):
 
     def _get_reader(self) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
-        if self._reader is not None:
-            return self._reader
-        reader = Reader(self)
-        if self.persistent_workers:
-            self._reader = reader
-        return reader
+        if self._reader is None or not self.persistent_workers:
+            self._reader = Reader(self)
+        return self._reader
 
     @property
     def _generators(self) -> Generators:
@@ -289,18 +280,12 @@ class DataLoaderShard(DataLoader):
             state["epoch_is_open"] = True
         if self.progress.epoch_is_set:
             state["epoch_is_set"] = True
-        if not self.use_stateful_dataloader:
-            if seed is not None:
-                state |= {"epoch": position.epoch, "is_over": position.is_over, "sampler_seed": seed}
-            return state
-        return {
-            **state,
-            **position._asdict(),
-            **self._generators.own_states(),
-            "step_size": self._step_size,
-            "sampler_class": type(sampler).__name__,
-            "sampler_seed": seed,
-        }
+        if self.use_stateful_dataloader:
+            state |= vars(position) | self._generators.own_states()
+            state |= {"step_size": self._step_size, "sampler_class": type(sampler).__name__, "sampler_seed": seed}
+        elif seed is not None:
+            state |= {"epoch": position.epoch, "is_over": position.is_over, "sampler_seed": seed}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -347,8 +332,8 @@ class DataLoaderShard(DataLoader):
     @property
     def _batches_per_step(self) -> int:
         """Batches of the script's loader in a step of all processes."""
-        batches_of_all = 1 if self.shard is None else self.shard.batches_per_step
-        return self.batches_read_per_step * batches_of_all
+        batches_shared = 1 if self.shard is None else self.shard.batches_per_step
+        return self.batches_read_per_step * batches_shared
 
     @property
     def total_batch_size(self) -> int | None:
