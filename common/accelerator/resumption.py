@@ -10,7 +10,8 @@ made: S and B. An epoch of six batches, with a checkpoint after the third, when 
     the run        S  a b c are drawn and yielded     B  d is read     C  d e f
     the resumed    S  a b c are drawn and left out    B  d is read     C  d e f
 
-Both are passes with a Replay: it notes S and B, and goes back to those of a checkpoint.
+In both, a Replay stands between the loader and torch's loader. It notes S and B, and in the resumed run it first goes
+to those of the checkpoint.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ class Replay:
     """The draws of one pass over a stateful loader, noted for checkpoints; in a resumed run they are made again.
 
     Args:
-        this_pass: its Position gets S and B. At the beginning it has those of the checkpoint, if any.
+        this_pass: S and B are noted in its Position. At the beginning that has those of the checkpoint, if any.
         generators: those that the loader draws from.
         has_workers: loader workers read, so B would say nothing.
     """

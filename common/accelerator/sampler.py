@@ -121,11 +121,6 @@ class BatchSamplerShard(BatchSampler):
         return getattr(self.batch_sampler, "batch_size", None)
 
     @property
-    def batches_per_step(self) -> int:
-        """Batches of the batch sampler in a step of all processes."""
-        return 1 if self.split_batches else self.num_processes
-
-    @property
     def samples_per_process(self) -> Any:
         """Samples of each process in a full step; None if the batch sampler has no `batch_size`."""
         return self.batch_size // self.num_processes if self.split_batches else self.batch_size

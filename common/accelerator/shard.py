@@ -51,6 +51,7 @@ class DataLoaderShard(DataLoader):
                                 default   split_batches   default   split_batches
         total_batch_size        8         4               8         4               samples of a full step
         batch of a process      4         2               4         2
+        _batches_per_step       2         1               2         1               of the script's loader
         batches_read_per_step   1         1               2         1
 
     Args:
@@ -89,7 +90,7 @@ class DataLoaderShard(DataLoader):
         self.progress = Progress(prepared_skip=skip_batches)
         # In the original each call of `skip_first_batches` puts another one around the loader's batch sampler.
         self._original_batch_sampler: Any = self.batch_sampler
-        self._reader: Reader | None = None
+        self._reader: Reader | None = None  # kept only if its workers stay alive from pass to pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self.progress
@@ -126,7 +127,8 @@ class DataLoaderShard(DataLoader):
         if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
             # Loader workers get their first batches here. So a seedable sampler may have drawn, and goes on from there.
             is_shared = self.generator is generator_of(self.samplers[-1])
-            with Generators(self.device, None, None if is_shared else self.generator).restored():
+            loader_generator = None if is_shared else self.generator
+            with Generators(self.device, sampler=None, loader_generator=loader_generator).restored():
                 return self._begin_reading(this_pass)
         # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
         logger.warning(
@@ -137,13 +139,14 @@ class DataLoaderShard(DataLoader):
         return self._begin_reading(this_pass)
 
     def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
+        """Take over the generators of rank 0, tell the epoch, and begin to read."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self._tell_epoch(this_pass.position.epoch)
         return self._steps_of_process(this_pass)
 
     def _steps_of_process(self, this_pass: Pass) -> Iterator[Step]:
-        """Those that it reads. In a DataLoaderDispatcher the main process reads for all."""
+        """The steps that it reads; in a DataLoaderDispatcher the main process reads for all."""
         return self._read(this_pass)
 
     def _read(self, this_pass: Pass) -> Iterator[Step]:
@@ -163,6 +166,7 @@ class DataLoaderShard(DataLoader):
         index_sampler = index_sampler_of(self)
         if self.use_stateful_dataloader:
             return partial(self._replay(this_pass).draw, index_sampler, skipped)
+        # As in the original, `iter` of a script's own sampler is called at once, but where steps are skipped.
         return partial(steps_of, SkipBatchSampler(index_sampler, skipped) if skipped > 0 else index_sampler)
 
     def _batches_to_skip(self, this_pass: Pass) -> int:
@@ -173,9 +177,12 @@ class DataLoaderShard(DataLoader):
 
     def _get_reader(self) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
-        if self._reader is None or not self.persistent_workers:
-            self._reader = Reader(self)
-        return self._reader
+        if self._reader is not None:
+            return self._reader
+        reader = Reader(self)
+        if self.persistent_workers:
+            self._reader = reader
+        return reader
 
     @property
     def _generators(self) -> Generators:
@@ -249,9 +256,11 @@ class DataLoaderShard(DataLoader):
         seedable = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
         outer = self._original_batch_sampler
         inner = getattr(outer, "batch_sampler", None)
-        listeners = [*seedable, outer, getattr(outer, "sampler", None), getattr(inner, "sampler", None)]
-        is_inner_told = hasattr(listeners[-1], "set_epoch") or (seedable and isinstance(inner, BatchSamplerShard))
-        return listeners if is_inner_told else [*listeners, self.dataset]
+        inner_sampler = getattr(inner, "sampler", None)
+        if seedable and isinstance(inner, BatchSamplerShard):
+            inner_sampler = seedable[0]  # The original's shard has it as its `sampler`.
+        last = inner_sampler if hasattr(inner_sampler, "set_epoch") else self.dataset
+        return [*seedable, outer, getattr(outer, "sampler", None), last]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader, and its workers are its own.
@@ -332,8 +341,9 @@ class DataLoaderShard(DataLoader):
     @property
     def _batches_per_step(self) -> int:
         """Batches of the script's loader in a step of all processes."""
-        batches_shared = 1 if self.shard is None else self.shard.batches_per_step
-        return self.batches_read_per_step * batches_shared
+        if self.shard is None or self.shard.split_batches:
+            return self.batches_read_per_step
+        return self.batches_read_per_step * self.shard.num_processes
 
     @property
     def total_batch_size(self) -> int | None:
