@@ -46,7 +46,7 @@ class Reader:
 
     The prepared loader shows scripts their own batch sampler, which torch forbids to change after `__init__`. Torch's
     has a PassSampler in its place. A sampler that draws before the seed gets other numbers than one that draws after
-    it. When a pass begins:
+    it. When a pass begins, after the states of `rng_types` are taken over from rank 0:
 
         torch's loader calls                what is drawn
         iter(sampler)                       the order of a script's own sampler, if its `iter` draws

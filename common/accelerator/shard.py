@@ -43,7 +43,8 @@ class DataLoaderShard(DataLoader):
 
     One batch is read ahead, as in the original: so the last one is known, and random numbers are drawn for it too.
 
-    Reader says what is drawn when a pass begins. With `use_stateful_dataloader` a Replay is put around that.
+    The methods of a pass stand below in the order of their calls, and the Reader has a table of what is drawn when. The
+    Replay is for `use_stateful_dataloader` alone, see `resumption.py`.
 
     Sizes, for batches of four in the script's loader, and two processes:
 
