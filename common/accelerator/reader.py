@@ -1,6 +1,7 @@
 """Torch's own loader, which reads for a prepared one: how it is made, and when it draws."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, tee
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .sampler import Step
+from .position import Position
+from .sampler import SkipBatchSampler, Step, steps_of
 from .streams import StreamShard, collate_step
 
 # These arguments of a DataLoader say how it loads, and not what.
@@ -41,6 +43,33 @@ def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, A
     return arguments
 
 
+@dataclass(eq=False)
+class Order:
+    """The steps of one pass: those of an index sampler or of a stream, from the place where the pass begins.
+
+    It must not hold the prepared loader. That one keeps a Reader while workers stay alive, and in a circle of
+    references they would end only when the garbage collector runs. Torch waits five seconds for each.
+    """
+
+    position: Position
+    index_sampler: Any  # A stream is read without it.
+    skipped: int  # batches that are left out
+
+    def begin(self, begin_reading: Callable[[], Iterator[Step]]) -> Iterator[Step]:
+        return begin_reading()
+
+    def draw(self) -> Iterator[Step]:
+        """The steps of the index sampler.
+
+        As in the original, `iter` of a script's own sampler is called at once, but where steps are left out.
+        """
+        return steps_of(SkipBatchSampler(self.index_sampler, self.skipped) if self.skipped > 0 else self.index_sampler)
+
+    def skip(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """`steps` of a stream, which is read from its beginning."""
+        return islice(steps, self.skipped, None)
+
+
 class Reader:
     """Torch's loader with the data and the options of a prepared `loader`.
 
@@ -64,32 +93,25 @@ class Reader:
         self._loader = DataLoader(loader.dataset, **arguments)
         self._has_drawn_seed = False
 
-    def read_stream(self) -> Iterator[Step]:
-        """The steps of a stream from the first one."""
-        batches = iter(self._loader)
-        if isinstance(self._loader.dataset, StreamShard):  # It makes Steps by itself.
-            return batches
-        return (Step(batch, None) for batch in batches)
-
-    def read_steps(self, draw_steps: Callable[[], Iterator[Step]]) -> Iterator[Step]:
-        """The steps that `draw_steps` draws, each with its batch.
-
-        `draw_steps` must not hold the prepared loader. That one keeps this object while workers stay alive, and in a
-        circle of references they would end only when the garbage collector runs. Torch waits five seconds for each.
-        """
-        self._pass_sampler.draw_steps = draw_steps
+    def read(self, order: Order) -> Iterator[Step]:
+        """The steps of a pass, each with its batch."""
+        self._pass_sampler.order = order
         batches = iter(self._loader)  # This calls `iter` of the PassSampler, perhaps twice.
+        if isinstance(self._loader.dataset, StreamShard):  # It makes Steps by itself.
+            return order.skip(batches)
+        if isinstance(self._loader.dataset, IterableDataset):
+            return order.skip(Step(batch, None) for batch in batches)
         return (next(self._pass_sampler.drawn)._replace(content=batch) for batch in batches)
 
-    def draw_only(self, draw_steps: Callable[[], Iterator[Step]]) -> None:
-        """Draw what `read_steps` draws where there are workers, and start none. Of a stream no order is drawn."""
+    def draw_only(self, order: Order) -> None:
+        """Draw what `read` draws where there are workers, and start none. Of a stream no order is drawn."""
         if not self._has_drawn_seed:
-            draw_steps()
+            order.draw()
             torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
             self._has_drawn_seed = True
         # Workers are given their first batches when a pass begins.
         batches_ahead = self._loader.num_workers * (self._loader.prefetch_factor or 0)
-        for _ in islice(draw_steps(), batches_ahead):
+        for _ in islice(order.draw(), batches_ahead):
             pass
 
 
@@ -100,10 +122,9 @@ class PassSampler:
     come from `drawn`.
     """
 
-    def __init__(self) -> None:
-        self.draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
-        self.drawn: Iterator[Step] = iter(())
+    order: Order
+    drawn: Iterator[Step]
 
     def __iter__(self) -> Iterator[Any]:
-        steps, self.drawn = tee(self.draw_steps())
+        steps, self.drawn = tee(self.order.draw())
         return (step.content for step in steps)

@@ -10,41 +10,37 @@ made: S and B. An epoch of six batches, with a checkpoint after the third, when 
     the run        S  a b c are drawn and yielded     B  d is read     C  d e f
     the resumed    S  a b c are drawn and left out    B  d is read     C  d e f
 
-In both, a Replay stands between the loader and torch's loader. It notes S and B, and in the resumed run it first goes
-to those of the checkpoint.
+A Replay notes S and B, and in the resumed run it first goes to those of the checkpoint.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from itertools import chain, islice
 from typing import Any
 
 import torch
 
-from .position import Pass, Position, Resumes
+from .position import Position
+from .reader import Order
 from .sampler import Step, generator_of, steps_of
 from .utils.random import get_random_states, set_random_states
 
 
-class Replay:
-    """The draws of one pass over a stateful loader, noted for checkpoints; in a resumed run they are made again.
+@dataclass(eq=False)
+class Replay(Order):
+    """The order of one pass over a stateful loader: its draws are noted, and in a resumed run they are made again.
 
-    Args:
-        this_pass: S and B are noted in its Position. At the beginning that has those of the checkpoint, if any.
-        generators: those that the loader draws from.
-        has_workers: loader workers read, so B would say nothing.
+    S and B are noted in its Position. At the beginning that has those of the checkpoint, if any.
     """
 
-    def __init__(self, this_pass: Pass, generators: "Generators", has_workers: bool) -> None:
-        self.position = this_pass.position
-        self.resumes = this_pass.resumes == Resumes.AT_POSITION
-        self.generators = generators
-        self.has_workers = has_workers
+    generators: "Generators"
+    goes_on: bool  # at the Position of a checkpoint, or in its order
+    has_workers: bool  # which read with generators of their own, so B would say nothing
 
     def begin(self, begin_reading: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         """The steps that `begin_reading` returns. When each is yielded, the states B are noted for the next one."""
-        if self.resumes:
+        if self.goes_on:
             # The interrupted run has drawn the seed, the order and the first step before it saved. Here they are drawn
             # for the second time, and leave no trace.
             with self.generators.restored():
@@ -57,8 +53,8 @@ class Replay:
             yield step
             self.position.read_ahead_states = None if self.has_workers else self.generators.states()
 
-    def draw(self, index_sampler: Any, skipped: int) -> Iterator[Step]:
-        """The steps of an order that is drawn from S, without the first `skipped`.
+    def draw(self) -> Iterator[Step]:
+        """The steps of the index sampler, whose order is drawn from S.
 
         This runs within torch's loader, right before it reads the samples. `iter` of a script's own sampler is called
         with the first step, and not before, so that S is noted right before the order is drawn.
@@ -66,11 +62,11 @@ class Replay:
         if self.position.order_states is not None:
             self.generators.go_to_order(self.position.order_states)
         self.position.order_states = self.generators.states()
-        yield from self.skip(steps_of(index_sampler), skipped)
+        yield from self.skip(steps_of(self.index_sampler))
 
-    def skip(self, steps: Iterator[Step], skipped: int) -> Iterator[Step]:
-        """`steps` without the first `skipped`. They are drawn too, or read from a stream. The others begin at B."""
-        for _ in islice(steps, skipped):
+    def skip(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """`steps` of the sampler or of a stream without the first ones. The others begin at B."""
+        for _ in islice(steps, self.skipped):
             pass
         if self.position.read_ahead_states is not None:
             self.generators.go_to(self.position.read_ahead_states)

@@ -1,10 +1,9 @@
 """The loader of one process: it yields its share of the batches, on its device, and knows the last and short steps."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from .logging import get_logger
 from .operations import send_to_device
 from .position import Pass, Position, Progress, Resumes
-from .reader import Reader
+from .reader import Order, Reader
 from .resumption import Generators, Replay, loaded_position
 from .sampler import (
     BatchSamplerShard,
@@ -26,7 +25,6 @@ from .sampler import (
     get_sampler,
     index_sampler_of,
     sampler_chain,
-    steps_of,
 )
 from .state import GradientState, PartialState
 from .streams import StreamShard
@@ -43,8 +41,8 @@ class DataLoaderShard(DataLoader):
 
     One batch is read ahead, as in the original: so the last one is known, and random numbers are drawn for it too.
 
-    The methods of a pass stand below in the order of their calls, and the Reader has a table of what is drawn when. The
-    Replay is for `use_stateful_dataloader` alone, see `resumption.py`.
+    The methods of a pass stand below in the order of their calls, and the Reader has a table of what is drawn when. A
+    Replay is an Order that `use_stateful_dataloader` alone needs, see `resumption.py`.
 
     Sizes, for batches of four in the script's loader, and two processes:
 
@@ -98,7 +96,9 @@ class DataLoaderShard(DataLoader):
         this_pass = progress.begin_pass(self.skip_batches)
         self.gradient_state._add_dataloader(self)
         try:
-            steps = self._begin_steps(this_pass)
+            order = self._order(this_pass)
+            begin = self._begin_by_hand if this_pass.resumes == Resumes.BY_HAND else self._begin_reading
+            steps = order.begin(partial(begin, order))
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
@@ -112,14 +112,17 @@ class DataLoaderShard(DataLoader):
             self.gradient_state._remove_dataloader(self)
         progress.end_epoch(this_pass)
 
-    def _begin_steps(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of the pass, each read when it is asked for."""
-        begin = self._begin_by_hand if this_pass.resumes == Resumes.BY_HAND else self._begin_reading
+    def _order(self, this_pass: Pass) -> Order:
+        """The steps of the pass, to be read; with `use_stateful_dataloader` they may have been drawn by another run."""
+        index_sampler = index_sampler_of(self)
+        skipped = this_pass.position.steps_done * self.batches_read_per_step
         if not self.use_stateful_dataloader:
-            return begin(this_pass)
-        return self._replay(this_pass).begin(partial(begin, this_pass))
+            return Order(this_pass.position, index_sampler, skipped)
+        goes_on = this_pass.resumes == Resumes.AT_POSITION
+        has_workers = self.num_workers > 0
+        return Replay(this_pass.position, index_sampler, skipped, self._generators, goes_on, has_workers)
 
-    def _begin_by_hand(self, this_pass: Pass) -> Iterator[Step]:
+    def _begin_by_hand(self, order: Order) -> Iterator[Step]:
         """Begin to read the rest of an epoch, where a resumed run has called `skip_first_batches`.
 
         The interrupted run drew the seed of this pass before it saved. Torch's loader draws one again now, which leaves
@@ -130,51 +133,25 @@ class DataLoaderShard(DataLoader):
             is_shared = self.generator is generator_of(self.samplers[-1])
             loader_generator = None if is_shared else self.generator
             with Generators(self.device, sampler=None, loader_generator=loader_generator).restored():
-                return self._begin_reading(this_pass)
+                return self._begin_reading(order)
         # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
         logger.warning(
             "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
             "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
             "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
         )
-        return self._begin_reading(this_pass)
+        return self._begin_reading(order)
 
-    def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
+    def _begin_reading(self, order: Order) -> Iterator[Step]:
         """Take over the generators of rank 0, tell the epoch, and begin to read."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self._tell_epoch(this_pass.position.epoch)
-        return self._steps_of_process(this_pass)
+        self._tell_epoch(order.position.epoch)
+        return self._read(order)
 
-    def _steps_of_process(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps that it reads; in a DataLoaderDispatcher the main process reads for all."""
-        return self._read(this_pass)
-
-    def _read(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of torch's loader, from where the pass begins."""
-        reader = self._get_reader()
-        if not isinstance(self.dataset, IterableDataset):
-            return reader.read_steps(self._draw_steps(this_pass))
-        steps = reader.read_stream()  # from the first step of the epoch
-        skipped = self._batches_to_skip(this_pass)
-        if self.use_stateful_dataloader:
-            return self._replay(this_pass).skip(steps, skipped)
-        return islice(steps, skipped, None)
-
-    def _draw_steps(self, this_pass: Pass) -> Callable[[], Iterator[Step]]:
-        """A function that draws the order of the pass, for a Reader."""
-        skipped = self._batches_to_skip(this_pass)
-        index_sampler = index_sampler_of(self)
-        if self.use_stateful_dataloader:
-            return partial(self._replay(this_pass).draw, index_sampler, skipped)
-        # As in the original, `iter` of a script's own sampler is called at once, but where steps are skipped.
-        return partial(steps_of, SkipBatchSampler(index_sampler, skipped) if skipped > 0 else index_sampler)
-
-    def _batches_to_skip(self, this_pass: Pass) -> int:
-        return this_pass.position.steps_done * self.batches_read_per_step
-
-    def _replay(self, this_pass: Pass) -> Replay:
-        return Replay(this_pass, self._generators, has_workers=self.num_workers > 0)
+    def _read(self, order: Order) -> Iterator[Step]:
+        """The steps of this process, each with its batch."""
+        return self._get_reader().read(order)
 
     def _get_reader(self) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
@@ -315,7 +292,9 @@ class DataLoaderShard(DataLoader):
             position = loaded_position(state_dict, self._step_size, type(sampler).__name__)
             self._generators.load_own_states(state_dict)
             self._reader = None  # Workers that are there belong to another place.
-        self.progress.load(position, "epoch_is_open" in state_dict, "epoch_is_set" in state_dict)
+        self.progress.load(
+            position, epoch_is_open="epoch_is_open" in state_dict, epoch_is_set="epoch_is_set" in state_dict
+        )
         seed = state_dict.get("sampler_seed")
         if isinstance(sampler, SeedableRandomSampler) and seed is not None:  # the saved sampler may have had none
             sampler.initial_seed = seed
