@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Position
-from .reader import Order, Reader
+from .reader import Order
 from .rows import READ_EVERYWHERE, Entries, WholeBatch, join_batches
 from .sampler import ShortStep, SkipBatchSampler, Step, groups_of
 from .shard import DataLoaderShard
@@ -76,7 +76,7 @@ class DataLoaderDispatcher(DataLoaderShard):
             # Whether a step is short is known when all its batches are joined.
             batches = self._joined_batches(step.content for step in steps)
             return self._send_steps(self._whole_steps(batches), order.position)
-        run_on_all_ranks(partial(self._draw_as_main_process, reader, order))
+        run_on_all_ranks(partial(reader.draw_only, order))
         return self._receive_steps(order.position)
 
     def _undivided(self, step: Step) -> Step:
@@ -85,21 +85,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         if num_real in (None, self.total_batch_size):
             return step
         return step._replace(short_step=ShortStep((num_real,), num_real))
-
-    def _draw_as_main_process(self, reader: Reader, order: Order) -> None:
-        """Draw what torch's loader draws on the main process, and read nothing: in the original every process reads.
-
-            draw in each pass         a seed                     the order
-            without workers           all ranks                  rank 0 alone
-            workers                   all ranks                  all ranks
-            workers that stay alive   all, in the first pass     all ranks
-
-        So the generators of all ranks stay alike, unless an order without workers is drawn from torch's.
-        """
-        if self.num_workers > 0:
-            reader.draw_only(order)
-        else:
-            reader.read(order)  # This draws the seed and, as in the original, calls `iter` of a stream.
 
     def _joined_batches(self, batches: Iterator[Any]) -> Iterator[WholeBatch]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader.

@@ -104,7 +104,19 @@ class Reader:
         return (next(self._pass_sampler.drawn)._replace(content=batch) for batch in batches)
 
     def draw_only(self, order: Order) -> None:
-        """Draw what `read` draws where there are workers, and start none. Of a stream no order is drawn."""
+        """Draw, on another process, what the main process of a dispatching loader draws, and read nothing.
+
+            draw in each pass         a seed                     the order, but of a stream
+            without workers           all ranks                  rank 0 alone
+            workers                   all ranks                  all ranks
+            workers that stay alive   all, in the first pass     all ranks
+
+        So, as in the original, the generators of all ranks stay alike, unless an order without workers is drawn from
+        torch's. No workers are started.
+        """
+        if self._loader.num_workers == 0:
+            self.read(order)  # This draws the seed and, as in the original, calls `iter` of a stream.
+            return
         if not self._has_drawn_seed:
             order.draw()
             torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
