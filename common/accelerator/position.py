@@ -9,7 +9,7 @@ from .sampler import ShortStep
 
 @dataclass
 class Position:
-    """A place in an epoch. With `use_stateful_dataloader` checkpoints hold it, see `resumption.py`.
+    """A place in an epoch: that of a pass, with which it moves, or a checkpoint's, see `resumption.py`.
 
     Attributes:
         epoch: the number of the epoch.
