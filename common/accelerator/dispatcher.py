@@ -7,9 +7,10 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
-from .position import Pass
+from .position import Position
+from .reader import Order
 from .rows import READ_EVERYWHERE, Entries, WholeBatch, join_batches
-from .sampler import ShortStep, Step, groups_of
+from .sampler import ShortStep, SkipBatchSampler, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
 
@@ -35,21 +36,21 @@ class DataLoaderDispatcher(DataLoaderShard):
             None takes its rows. What it raises on a process other than the main one is raised there alone.
     """
 
-    _links = 1
-
     def __init__(
         self, dataset: Any, split_batches: bool = False, slice_fn: Callable[..., Any] | None = None, **kwargs: Any
     ) -> None:
         self.state = PartialState()
         kwargs.setdefault("device", self.state.device)
         super().__init__(dataset, **kwargs)
+        # The original's dispatcher looks for a `set_epoch` one sampler less deep, as a loader that skips.
+        self._original_batch_sampler = SkipBatchSampler(self.batch_sampler)
         self.split_batches = split_batches
         self.batches_read_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_fn
 
     @property
     def total_batch_size(self) -> int:
-        return (super().total_batch_size or 1) * self.batches_read_per_step  # of unknown size, a batch counts as one
+        return super().total_batch_size or self.batches_read_per_step  # of unknown size, a batch counts as one sample
 
     @property
     def remainder(self) -> int:
@@ -65,17 +66,18 @@ class DataLoaderDispatcher(DataLoaderShard):
         steps = whole_steps + 1 if has_short_step else whole_steps
         return max(0, steps - self.skip_batches)
 
-    def _read(self, this_pass: Pass) -> Iterator[Step]:
+    def _read(self, order: Order) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
+        reader = self._get_reader()
         if self.state.num_processes == 1 and self.slice_fn is None:
-            return map(self._undivided, super()._read(this_pass))
+            return map(self._undivided, reader.read(order))
         if self.state.is_main_process:
-            steps = run_on_all_ranks(partial(super()._read, this_pass))
+            steps = run_on_all_ranks(partial(reader.read, order))
             # Whether a step is short is known when all its batches are joined.
             batches = self._joined_batches(step.content for step in steps)
-            return self._send_steps(self._whole_steps(batches), this_pass)
-        run_on_all_ranks(partial(self._draw_as_main_process, this_pass))
-        return self._receive_steps(this_pass)
+            return self._send_steps(self._whole_steps(batches), order.position)
+        run_on_all_ranks(partial(reader.draw_only, order))
+        return self._receive_steps(order.position)
 
     def _undivided(self, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
@@ -83,21 +85,6 @@ class DataLoaderDispatcher(DataLoaderShard):
         if num_real in (None, self.total_batch_size):
             return step
         return step._replace(short_step=ShortStep((num_real,), num_real))
-
-    def _draw_as_main_process(self, this_pass: Pass) -> None:
-        """Draw what torch's loader draws on the main process, and read nothing: in the original every process reads.
-
-            draw in each pass         a seed                     the order
-            without workers           all ranks                  rank 0 alone
-            workers                   all ranks                  all ranks
-            workers that stay alive   all, in the first pass     all ranks
-
-        So the generators of all ranks stay alike, unless an order without workers is drawn from torch's.
-        """
-        if self.num_workers > 0:
-            self._get_reader().draw_only(self._draw_steps(this_pass))
-        else:
-            super()._read(this_pass)  # This draws the seed and, as in the original, calls `iter` of a stream.
 
     def _joined_batches(self, batches: Iterator[Any]) -> Iterator[WholeBatch]:
         """On the main process: the batch of each step, joined from `batches` of the script's loader.
@@ -145,7 +132,7 @@ class DataLoaderDispatcher(DataLoaderShard):
                 yield Step(batch, ShortStep((share,) * world_size, num_real - extra_rows))
             return
 
-    def _send_steps(self, steps: Iterator[Step], this_pass: Pass) -> Iterator[Step]:
+    def _send_steps(self, steps: Iterator[Step], position: Position) -> Iterator[Step]:
         """On the main process: its part of each step, which is sent to the others first, and then None or an error.
 
         In a run that resumes, every process may read. So each gets to know how the order was drawn, for its checkpoint.
@@ -158,14 +145,14 @@ class DataLoaderDispatcher(DataLoaderShard):
             except Exception as error:
                 broadcast_object_list([RemoteError(f"rank 0: {type(error).__name__}: {error}"), None])
                 raise
-            broadcast_object_list([step, this_pass.order_states])
+            broadcast_object_list([step, position.order_states])
             if own_part is None:
                 return
             yield own_part
 
-    def _receive_steps(self, this_pass: Pass) -> Iterator[Step]:
+    def _receive_steps(self, position: Position) -> Iterator[Step]:
         while True:
-            message, this_pass.order_states = broadcast_object_list([None, None])
+            message, position.order_states = broadcast_object_list([None, None])
             if isinstance(message, RemoteError):
                 raise message
             if message is None:

@@ -1,15 +1,15 @@
 """Where a loader stands: its epoch, the passes over it, and the Position that a checkpoint holds."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any
 
-from .resumption import Generators
 from .sampler import ShortStep
 
 
-class Position(NamedTuple):
-    """A place in an epoch. With `use_stateful_dataloader` checkpoints hold it, see `resumption.py`.
+@dataclass
+class Position:
+    """A place in an epoch: that of a pass, with which it moves, or a checkpoint's, see `resumption.py`.
 
     Attributes:
         epoch: the number of the epoch.
@@ -31,19 +31,6 @@ class Position(NamedTuple):
         return self.epoch + int(self.is_over)
 
 
-def loaded_position(state: dict[str, Any], step_size: int, sampler_class: str) -> Position:
-    """The Position in the `state_dict` of a stateful loader, for one with steps of this size and class of sampler."""
-    position = Position(**{name: state[name] for name in Position._fields})
-    if position.steps_done > 0 and not position.is_over:
-        if state["step_size"] != step_size:
-            raise ValueError(f"an epoch of {state['step_size']} samples per step cannot go on with {step_size}")
-        if state["sampler_class"] != sampler_class:
-            raise ValueError(f"an epoch in the order of a {state['sampler_class']} cannot go on by a {sampler_class}")
-    if state["step_size"] != step_size:
-        return position._replace(steps_done=0)  # If the script sets the finished epoch, it begins anew.
-    return position
-
-
 class Resumes(Enum):
     """How a pass goes on within an epoch that another run has begun."""
 
@@ -52,44 +39,21 @@ class Resumes(Enum):
     AT_POSITION = auto()  # At the Position of a checkpoint, or in its order.
 
 
+@dataclass(eq=False)
 class Pass:
     """One `for` over a loader.
 
     Attributes:
-        start: where it begins: behind the steps that the loader leaves out, or where a checkpoint stopped.
-        position: where it is, behind the batch that was yielded last.
+        position: where it is: behind the steps that it leaves out, and then behind the batch that was yielded last.
         resumes: whether it is the rest of an epoch that another run has begun.
-        end_of_dataloader: True at the last batch, as `position.is_over`, unless the script has set it.
         short_step: the ShortStep of the batch that was yielded last, if it has one.
-        order_states: those from which the order was drawn, as soon as it is.
+        end_of_dataloader: True at the last batch, as `position.is_over`, unless the script has set it.
     """
 
-    def __init__(self, start: Position, resumes: Resumes) -> None:
-        self.start = start
-        self.position = start
-        self.resumes = resumes
-        self.end_of_dataloader = False
-        self.short_step: ShortStep | None = None
-        self.order_states = start.order_states
-
-    def begin_order(self, generators: Generators) -> None:
-        """Note the states from which the order is about to be drawn: a checkpoint's, to draw its order again."""
-        if self.start.order_states is not None:
-            generators.go_to_order(self.start.order_states)
-        self.order_states = generators.states()
-
-    def begin_read_ahead(self, generators: Generators) -> None:
-        """Go to where a checkpoint's run has read its next batch ahead, which is about to be read again."""
-        if self.start.read_ahead_states is not None:
-            generators.go_to(self.start.read_ahead_states)
-
-    def advance(self, short_step: ShortStep | None, is_last: bool, read_ahead_states: dict[str, Any] | None) -> None:
-        """Go on to the step that is about to be yielded. The next one was read from `read_ahead_states`."""
-        steps_done = self.position.steps_done + 1
-        self.position = Position(self.start.epoch, steps_done, is_last, self.order_states, read_ahead_states)
-        self.short_step = short_step
-        if is_last:
-            self.end_of_dataloader = True
+    position: Position
+    resumes: Resumes
+    short_step: ShortStep | None = None
+    end_of_dataloader: bool = False
 
 
 @dataclass(eq=False)
@@ -123,7 +87,7 @@ class Progress:
         """For checkpoints: that of the current pass; outside of a loop the loaded one, or an epoch's beginning."""
         current = self.current
         # A script may keep an iterator of an earlier epoch, which is no place in this one.
-        if current is not None and current.start.epoch == self.epoch:
+        if current is not None and current.position.epoch == self.epoch:
             return current.position
         loaded = self.loaded
         if loaded is not None and self.epoch in (loaded.epoch, loaded.next_epoch):
@@ -146,21 +110,32 @@ class Progress:
         nothing, or none was loaded   any number                   behind what it skips         NOT
         """
         loaded = self.loaded
-        start = Position(self.epoch, steps_done=skip)
+        position = Position(self.epoch, steps_done=skip)
         resumes = Resumes.NOT
         if loaded is not None and loaded.epoch == self.epoch and loaded.steps_done > 0:
             resumes = Resumes.AT_POSITION
             if skip in (self.prepared_skip, loaded.steps_done):
-                start = loaded
+                position = loaded
             else:
-                start = loaded._replace(steps_done=skip, is_over=False, read_ahead_states=None)
+                position = replace(loaded, steps_done=skip, is_over=False, read_ahead_states=None)
         elif loaded is not None and self.epoch_is_open and skip > self.prepared_skip:
             resumes = Resumes.BY_HAND
         self.epoch_is_open = True
         self.loaded = None
-        this_pass = Pass(start, resumes)
+        this_pass = Pass(position, resumes)
         self.passes.append(this_pass)
         return this_pass
+
+    def advance(self, this_pass: Pass, short_step: ShortStep | None, is_last: bool) -> None:
+        """Go on to the step that is about to be yielded."""
+        this_pass.position.steps_done += 1
+        this_pass.position.is_over = is_last
+        this_pass.short_step = short_step
+        if is_last:
+            this_pass.end_of_dataloader = True
+        # It becomes the current one again if a script has begun others within it, and not ended.
+        self.passes.remove(this_pass)
+        self.passes.append(this_pass)
 
     def end_epoch(self, this_pass: Pass) -> None:
         """Go on to the next epoch, because the pass has come to its end."""
@@ -170,8 +145,3 @@ class Progress:
         # As in the original, a pass over no data is no epoch. A pass that leaves out all steps still ends its epoch.
         if this_pass.position.steps_done > 0:
             self.epoch += 1
-
-    def make_current(self, this_pass: Pass) -> None:
-        """Put it behind passes that a script has begun within it, and not ended."""
-        self.passes.remove(this_pass)
-        self.passes.append(this_pass)

@@ -1,15 +1,16 @@
 """Torch's own loader, which reads for a prepared one: how it is made, and when it draws."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, tee
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .sampler import ShortStep, Step
+from .position import Position
+from .sampler import SkipBatchSampler, Step, steps_of
 from .streams import StreamShard, collate_step
 
 # These arguments of a DataLoader say how it loads, and not what.
@@ -42,12 +43,39 @@ def loading_arguments(dataloader: DataLoader, index_sampler: Any) -> dict[str, A
     return arguments
 
 
+@dataclass(eq=False)
+class Order:
+    """The steps of one pass: those of an index sampler or of a stream, from the place where the pass begins.
+
+    It must not hold the prepared loader. That one keeps a Reader while workers stay alive, and in a circle of
+    references they would end only when the garbage collector runs. Torch waits five seconds for each.
+    """
+
+    position: Position
+    index_sampler: Any  # A stream is read without it.
+    skipped: int  # batches that are left out
+
+    def begin(self, begin_reading: Callable[[], Iterator[Step]]) -> Iterator[Step]:
+        return begin_reading()
+
+    def draw(self) -> Iterator[Step]:
+        """The steps of the index sampler.
+
+        As in the original, `iter` of a script's own sampler is called at once, but where steps are left out.
+        """
+        return steps_of(SkipBatchSampler(self.index_sampler, self.skipped) if self.skipped > 0 else self.index_sampler)
+
+    def skip(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """`steps` of a stream, which is read from its beginning."""
+        return islice(steps, self.skipped, None)
+
+
 class Reader:
     """Torch's loader with the data and the options of a prepared `loader`.
 
     The prepared loader shows scripts their own batch sampler, which torch forbids to change after `__init__`. Torch's
     has a PassSampler in its place. A sampler that draws before the seed gets other numbers than one that draws after
-    it. When a pass begins:
+    it. When a pass begins, after the states of `rng_types` are taken over from rank 0:
 
         torch's loader calls                what is drawn
         iter(sampler)                       the order of a script's own sampler, if its `iter` draws
@@ -65,48 +93,50 @@ class Reader:
         self._loader = DataLoader(loader.dataset, **arguments)
         self._has_drawn_seed = False
 
-    def read_stream(self) -> Iterator[Any]:
-        """The batches of a stream from the first one, or the Steps of a StreamShard."""
-        return iter(self._loader)
-
-    def read_steps(self, draw_steps: Callable[[], Iterator[Step]]) -> Iterator[Step]:
-        """The steps that `draw_steps` draws, each with its batch.
-
-        `draw_steps` must not hold the prepared loader. That one keeps this object while workers stay alive, and in a
-        circle of references they would end only when the garbage collector runs. Torch waits five seconds for each.
-        """
-        self._pass_sampler.draw_steps = draw_steps
+    def read(self, order: Order) -> Iterator[Step]:
+        """The steps of a pass, each with its batch."""
+        self._pass_sampler.order = order
         batches = iter(self._loader)  # This calls `iter` of the PassSampler, perhaps twice.
-        short_steps = self._pass_sampler.short_steps
-        return (Step(batch, short_steps.popleft()) for batch in batches)
+        if isinstance(self._loader.dataset, StreamShard):  # It makes Steps by itself.
+            return order.skip(batches)
+        if isinstance(self._loader.dataset, IterableDataset):
+            return order.skip(Step(batch, None) for batch in batches)
+        return (next(self._pass_sampler.drawn)._replace(content=batch) for batch in batches)
 
-    def draw_only(self, draw_steps: Callable[[], Iterator[Step]]) -> None:
-        """Draw what `read_steps` draws where there are workers, and start none. Of a stream no order is drawn."""
+    def draw_only(self, order: Order) -> None:
+        """Draw, on another process, what the main process of a dispatching loader draws, and read nothing.
+
+            draw in each pass         a seed                     the order, but of a stream
+            without workers           all ranks                  rank 0 alone
+            workers                   all ranks                  all ranks
+            workers that stay alive   all, in the first pass     all ranks
+
+        So, as in the original, the generators of all ranks stay alike, unless an order without workers is drawn from
+        torch's. No workers are started.
+        """
+        if self._loader.num_workers == 0:
+            self.read(order)  # This draws the seed and, as in the original, calls `iter` of a stream.
+            return
         if not self._has_drawn_seed:
-            draw_steps()
+            order.draw()
             torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
             self._has_drawn_seed = True
         # Workers are given their first batches when a pass begins.
         batches_ahead = self._loader.num_workers * (self._loader.prefetch_factor or 0)
-        for _ in islice(draw_steps(), batches_ahead):
+        for _ in islice(order.draw(), batches_ahead):
             pass
 
 
 class PassSampler:
     """The batch sampler of torch's loader: the sample numbers of the pass that began last.
 
-    Torch's loader gets the sample numbers alone, and returns the batches in their order. So `short_steps` keeps what
-    the Steps say of the batches that torch's loader has been asked for and has not returned.
+    Torch's loader gets the sample numbers alone, and returns the batches in their order. The Steps of these batches
+    come from `drawn`.
     """
 
-    def __init__(self) -> None:
-        self.draw_steps: Callable[[], Iterator[Step]] = partial(iter, ())
-        self.short_steps: deque[ShortStep | None] = deque()
+    order: Order
+    drawn: Iterator[Step]
 
     def __iter__(self) -> Iterator[Any]:
-        self.short_steps.clear()
-        return map(self._keep, self.draw_steps())
-
-    def _keep(self, step: Step) -> Any:
-        self.short_steps.append(step.short_step)
-        return step.content
+        steps, self.drawn = tee(self.order.draw())
+        return (step.content for step in steps)

@@ -10,18 +10,67 @@ made: S and B. An epoch of six batches, with a checkpoint after the third, when 
     the run        S  a b c are drawn and yielded     B  d is read     C  d e f
     the resumed    S  a b c are drawn and left out    B  d is read     C  d e f
 
-The resumed pass goes to S (`Pass.begin_order`) and to B (`Pass.begin_read_ahead`) within a block that ends in the
-states C, from which it started (`Generators.restored`).
+A Replay notes S and B, and in the resumed run it first goes to those of the checkpoint.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from itertools import chain, islice
 from typing import Any
 
 import torch
 
-from .sampler import generator_of
+from .position import Position
+from .reader import Order
+from .sampler import Step, generator_of, steps_of
 from .utils.random import get_random_states, set_random_states
+
+
+@dataclass(eq=False)
+class Replay(Order):
+    """The order of one pass over a stateful loader: its draws are noted, and in a resumed run they are made again.
+
+    S and B are noted in its Position. At the beginning that has those of the checkpoint, if any.
+    """
+
+    generators: "Generators"
+    goes_on: bool  # at the Position of a checkpoint, or in its order
+    has_workers: bool  # which read with generators of their own, so B would say nothing
+
+    def begin(self, begin_reading: Callable[[], Iterator[Step]]) -> Iterator[Step]:
+        """The steps that `begin_reading` returns. When each is yielded, the states B are noted for the next one."""
+        if self.goes_on:
+            # The interrupted run has drawn the seed, the order and the first step before it saved. Here they are drawn
+            # for the second time, and leave no trace.
+            with self.generators.restored():
+                steps = begin_reading()
+                first = list(islice(steps, 1))
+            steps = chain(first, steps)
+        else:
+            steps = begin_reading()
+        for step in steps:
+            yield step
+            self.position.read_ahead_states = None if self.has_workers else self.generators.states()
+
+    def draw(self) -> Iterator[Step]:
+        """The steps of the index sampler, whose order is drawn from S.
+
+        This runs within torch's loader, right before it reads the samples. `iter` of a script's own sampler is called
+        with the first step, and not before, so that S is noted right before the order is drawn.
+        """
+        if self.position.order_states is not None:
+            self.generators.go_to_order(self.position.order_states)
+        self.position.order_states = self.generators.states()
+        yield from self.skip(steps_of(self.index_sampler))
+
+    def skip(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """`steps` of the sampler or of a stream without the first ones. The others begin at B."""
+        for _ in islice(steps, self.skipped):
+            pass
+        if self.position.read_ahead_states is not None:
+            self.generators.go_to(self.position.read_ahead_states)
+        yield from steps
 
 
 class Generators:
@@ -71,6 +120,19 @@ class Generators:
             if sampler_generator is not None:
                 self.sampler.generator = sampler_generator
             self.go_to(states)
+
+
+def loaded_position(state: dict[str, Any], step_size: int, sampler_class: str) -> Position:
+    """The Position in the `state_dict` of a stateful loader, for one with steps of this size and class of sampler."""
+    position = Position(**{field.name: state[field.name] for field in fields(Position)})
+    if position.steps_done > 0 and not position.is_over:
+        if state["step_size"] != step_size:
+            raise ValueError(f"an epoch of {state['step_size']} samples per step cannot go on with {step_size}")
+        if state["sampler_class"] != sampler_class:
+            raise ValueError(f"an epoch in the order of a {state['sampler_class']} cannot go on by a {sampler_class}")
+    if state["step_size"] != step_size:
+        position.steps_done = 0  # If the script sets the finished epoch, it begins anew.
+    return position
 
 
 def _state_of(generator: torch.Generator | None) -> torch.Tensor | None:

@@ -1,10 +1,9 @@
 """The loader of one process: it yields its share of the batches, on its device, and knows the last and short steps."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from .logging import get_logger
 from .operations import send_to_device
-from .position import Pass, Position, Progress, Resumes, loaded_position
-from .reader import Reader
-from .resumption import Generators
+from .position import Pass, Position, Progress, Resumes
+from .reader import Order, Reader
+from .resumption import Generators, Replay, loaded_position
 from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
@@ -22,10 +21,10 @@ from .sampler import (
     SkipBatchSampler,
     Step,
     follows_from_epoch,
+    generator_of,
     get_sampler,
     index_sampler_of,
     sampler_chain,
-    steps_of,
 )
 from .state import GradientState, PartialState
 from .streams import StreamShard
@@ -42,15 +41,8 @@ class DataLoaderShard(DataLoader):
 
     One batch is read ahead, as in the original: so the last one is known, and random numbers are drawn for it too.
 
-    The way from a `for` to its batches, in the order of the calls:
-
-        Progress.begin_pass   says which epoch the pass visits, and how many of its steps are left out
-        _begin_steps          restores the generators in a run that resumes
-        _begin_reading        takes over the generators of rank 0, and tells the epoch
-        _read                 leaves out steps
-        Reader.read_steps     asks torch's loader for an iterator, which draws a seed; gives it the sample numbers
-        steps_of              draws their order
-        send_to_device        puts the batch on the device
+    The methods of a pass stand below in the order of their calls, and the Reader has a table of what is drawn when. A
+    Replay is an Order that `use_stateful_dataloader` alone needs, see `resumption.py`.
 
     Sizes, for batches of four in the script's loader, and two processes:
 
@@ -58,6 +50,7 @@ class DataLoaderShard(DataLoader):
                                 default   split_batches   default   split_batches
         total_batch_size        8         4               8         4               samples of a full step
         batch of a process      4         2               4         2
+        _batches_per_step       2         1               2         1               of the script's loader
         batches_read_per_step   1         1               2         1
 
     Args:
@@ -70,9 +63,6 @@ class DataLoaderShard(DataLoader):
 
     # Batches that a process reads for one step: the main process of a DataLoaderDispatcher reads those of all ranks.
     batches_read_per_step = 1
-    # In the original, a DataLoaderDispatcher looks one link less deep for samplers with a `set_epoch`, and each call of
-    # `skip_first_batches` puts one link before them.
-    _links = 0
 
     def __init__(
         self,
@@ -97,90 +87,71 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self.progress = Progress(prepared_skip=skip_batches)
+        # In the original each call of `skip_first_batches` puts another one around the loader's batch sampler.
+        self._original_batch_sampler: Any = self.batch_sampler
         self._reader: Reader | None = None  # kept only if its workers stay alive from pass to pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
         progress = self.progress
         this_pass = progress.begin_pass(self.skip_batches)
-        generators = self._generators
-        notes_states = self.use_stateful_dataloader and self.num_workers == 0
         self.gradient_state._add_dataloader(self)
         try:
-            steps = self._begin_steps(this_pass)
+            order = self._order(this_pass)
+            begin = self._begin_by_hand if this_pass.resumes == Resumes.BY_HAND else self._begin_reading
+            steps = order.begin(partial(begin, order))
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
                 if self.device is not None:
                     batch = send_to_device(batch, self.device, self._non_blocking)
-                read_ahead_states = generators.states() if notes_states else None
                 following = next(steps, None)
-                this_pass.advance(short_step, following is None, read_ahead_states)
-                progress.make_current(this_pass)
+                progress.advance(this_pass, short_step, is_last=following is None)
                 yield batch
         finally:
             progress.passes.remove(this_pass)
             self.gradient_state._remove_dataloader(self)
         progress.end_epoch(this_pass)
 
-    def _begin_steps(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps of the pass, each read when it is asked for.
+    def _order(self, this_pass: Pass) -> Order:
+        """The steps of the pass, to be read; with `use_stateful_dataloader` they may have been drawn by another run."""
+        index_sampler = index_sampler_of(self)
+        skipped = this_pass.position.steps_done * self.batches_read_per_step
+        if not self.use_stateful_dataloader:
+            return Order(this_pass.position, index_sampler, skipped)
+        goes_on = this_pass.resumes == Resumes.AT_POSITION
+        has_workers = self.num_workers > 0
+        return Replay(this_pass.position, index_sampler, skipped, self._generators, goes_on, has_workers)
 
-        In a run that goes on within an epoch, the interrupted run drew the seed of this pass before it saved. Torch's
-        loader draws one again now. That second draw must leave no trace, so all generators are restored afterwards.
+    def _begin_by_hand(self, order: Order) -> Iterator[Step]:
+        """Begin to read the rest of an epoch, where a resumed run has called `skip_first_batches`.
+
+        The interrupted run drew the seed of this pass before it saved. Torch's loader draws one again now, which leaves
+        no trace where the order is known.
         """
-        if this_pass.resumes == Resumes.AT_POSITION:
-            with self._generators.restored():
-                steps = self._begin_reading(this_pass)
-                first = list(islice(steps, 1))  # The order is drawn with it, from the states in the checkpoint.
-                return chain(first, steps)
-        if this_pass.resumes == Resumes.BY_HAND:
-            if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
-                with self._generators_beside_order().restored():
-                    return self._begin_reading(this_pass)
-            # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
-            logger.warning(
-                "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
-                "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
-                "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
-            )
-        return self._begin_reading(this_pass)
+        if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
+            # Loader workers get their first batches here. So a seedable sampler may have drawn, and goes on from there.
+            is_shared = self.generator is generator_of(self.samplers[-1])
+            loader_generator = None if is_shared else self.generator
+            with Generators(self.device, sampler=None, loader_generator=loader_generator).restored():
+                return self._begin_reading(order)
+        # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
+        logger.warning(
+            "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
+            "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
+            "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
+        )
+        return self._begin_reading(order)
 
-    def _begin_reading(self, this_pass: Pass) -> Iterator[Step]:
+    def _begin_reading(self, order: Order) -> Iterator[Step]:
+        """Take over the generators of rank 0, tell the epoch, and begin to read."""
         if self.rng_types:
             synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self._tell_epoch(this_pass.start.epoch)
-        return self._read(this_pass)
+        self._tell_epoch(order.position.epoch)
+        return self._read(order)
 
-    def _generators_beside_order(self) -> Generators:
-        """All but that of a SeedableRandomSampler. Workers draw from it at once, and again while the epoch goes on."""
-        sampler = self.samplers[-1]
-        if not isinstance(sampler, SeedableRandomSampler):
-            return self._generators
-        return Generators(self.device, None, None if self.generator is sampler.generator else self.generator)
-
-    def _read(self, this_pass: Pass) -> Iterator[Step]:
-        """The steps that this process reads, from where the pass begins."""
-        reader = self._get_reader()
-        if isinstance(self.dataset, IterableDataset):
-            # A stream is always read from its first batch.
-            steps = reader.read_stream()
-            if not isinstance(self.dataset, StreamShard):  # It makes Steps by itself.
-                steps = (Step(batch, None) for batch in steps)
-            return _skip_to_read_ahead(steps, self._batches_to_skip(this_pass), this_pass, self._generators)
-        return reader.read_steps(self._draw_steps(this_pass))
-
-    def _draw_steps(self, this_pass: Pass) -> Callable[[], Iterator[Step]]:
-        """A function that draws the order of the pass, for a Reader."""
-        skipped = self._batches_to_skip(this_pass)
-        index_sampler = index_sampler_of(self)
-        if self.use_stateful_dataloader:
-            # `iter` of a script's own sampler is called with the first step, right after the states are noted.
-            return partial(_draw_late, index_sampler, skipped, this_pass, self._generators)
-        # As in the original it is called at once, but where steps are skipped.
-        return partial(steps_of, SkipBatchSampler(index_sampler, skipped) if skipped > 0 else index_sampler)
-
-    def _batches_to_skip(self, this_pass: Pass) -> int:
-        return this_pass.start.steps_done * self.batches_read_per_step
+    def _read(self, order: Order) -> Iterator[Step]:
+        """The steps of this process, each with its batch."""
+        return self._get_reader().read(order)
 
     def _get_reader(self) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
@@ -261,19 +232,13 @@ class DataLoaderShard(DataLoader):
     def _epoch_listeners(self) -> list:
         """Those that the original tells the epoch when a pass begins. A script may tell another one to the others."""
         seedable = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
-        listeners: list[Any] = list(seedable)
-        inner: Any = None
-        if self._links == 0:
-            listeners += [self.batch_sampler, getattr(self.batch_sampler, "sampler", None)]
-            inner = getattr(self.batch_sampler, "batch_sampler", None)
-        elif self._links == 1:
-            inner = self.batch_sampler
+        outer = self._original_batch_sampler
+        inner = getattr(outer, "batch_sampler", None)
         inner_sampler = getattr(inner, "sampler", None)
-        if hasattr(inner_sampler, "set_epoch"):
-            listeners.append(inner_sampler)
-        elif not (seedable and isinstance(inner, BatchSamplerShard)):
-            listeners.append(self.dataset)
-        return listeners
+        if seedable and isinstance(inner, BatchSamplerShard):
+            inner_sampler = seedable[0]  # The original's shard has it as its `sampler`.
+        last = inner_sampler if hasattr(inner_sampler, "set_epoch") else self.dataset
+        return [*seedable, outer, getattr(outer, "sampler", None), last]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader, and its workers are its own.
@@ -284,7 +249,7 @@ class DataLoaderShard(DataLoader):
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
         rest.skip_batches += num_batches
-        rest._links += 1
+        rest._original_batch_sampler = SkipBatchSampler(self._original_batch_sampler, num_batches)
         rest.progress = self.progress
         return rest
 
@@ -302,18 +267,12 @@ class DataLoaderShard(DataLoader):
             state["epoch_is_open"] = True
         if self.progress.epoch_is_set:
             state["epoch_is_set"] = True
-        if not self.use_stateful_dataloader:
-            if seed is not None:
-                state |= {"epoch": position.epoch, "is_over": position.is_over, "sampler_seed": seed}
-            return state
-        return {
-            **state,
-            **position._asdict(),
-            **self._generators.own_states(),
-            "step_size": self._step_size,
-            "sampler_class": type(sampler).__name__,
-            "sampler_seed": seed,
-        }
+        if self.use_stateful_dataloader:
+            state |= vars(position) | self._generators.own_states()
+            state |= {"step_size": self._step_size, "sampler_class": type(sampler).__name__, "sampler_seed": seed}
+        elif seed is not None:
+            state |= {"epoch": position.epoch, "is_over": position.is_over, "sampler_seed": seed}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next pass follow a checkpoint. A loader of which the checkpoint holds nothing gets `{}`.
@@ -333,7 +292,9 @@ class DataLoaderShard(DataLoader):
             position = loaded_position(state_dict, self._step_size, type(sampler).__name__)
             self._generators.load_own_states(state_dict)
             self._reader = None  # Workers that are there belong to another place.
-        self.progress.load(position, "epoch_is_open" in state_dict, "epoch_is_set" in state_dict)
+        self.progress.load(
+            position, epoch_is_open="epoch_is_open" in state_dict, epoch_is_set="epoch_is_set" in state_dict
+        )
         seed = state_dict.get("sampler_seed")
         if isinstance(sampler, SeedableRandomSampler) and seed is not None:  # the saved sampler may have had none
             sampler.initial_seed = seed
@@ -349,34 +310,36 @@ class DataLoaderShard(DataLoader):
     @property
     def shard(self) -> BatchSamplerShard | None:
         """The sampler that deals out the data among processes; None where a loader reads all of them."""
-        source = self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
+        source = self._batch_source
         return source if isinstance(source, BatchSamplerShard) else None
 
     @property
-    def _step_size(self) -> int:
-        """Samples of all processes in a full step, for checkpoints."""
-        shard = self.shard
-        samplers = self.samplers if shard is None else sampler_chain(shard)
-        # As in the original, `total_batch_size` is None behind a SkipBatchSampler, which has no batch size. Checkpoints
-        # take that of the next sampler.
-        batch_size = next((each.batch_size for each in samplers if getattr(each, "batch_size", None)), 1)
-        if shard is None:  # It reads all batches: on one process, or those of all processes to dispatch them.
-            return batch_size * self.batches_read_per_step
-        return batch_size if shard.split_batches else batch_size * shard.num_processes
+    def _batch_source(self) -> Any:
+        """The sampler that makes the batches: of sample numbers, or of a stream's samples."""
+        return self.dataset.shard if isinstance(self.dataset, StreamShard) else index_sampler_of(self)
 
-    def __len__(self) -> int:
-        """Batches in an epoch on this process, without those that are skipped."""
-        return max(0, super().__len__() - self.skip_batches)
+    @property
+    def _batches_per_step(self) -> int:
+        """Batches of the script's loader in a step of all processes."""
+        if self.shard is None or self.shard.split_batches:
+            return self.batches_read_per_step
+        return self.batches_read_per_step * self.shard.num_processes
 
     @property
     def total_batch_size(self) -> int | None:
         """Samples of a full step over all processes; None if the batch sampler has no batch size."""
-        shard = self.shard
-        if shard is None:
-            return getattr(index_sampler_of(self), "batch_size", None)
-        if shard.samples_per_process is None:
-            return None
-        return shard.samples_per_process * shard.num_processes
+        batch_size = getattr(self._batch_source, "batch_size", None)
+        return None if batch_size is None else batch_size * self._batches_per_step
+
+    @property
+    def _step_size(self) -> int:
+        """The `total_batch_size`, for checkpoints also behind a SkipBatchSampler, which has no batch size."""
+        sizes = [getattr(sampler, "batch_size", None) for sampler in sampler_chain(self._batch_source)]
+        return next(filter(None, sizes), 1) * self._batches_per_step
+
+    def __len__(self) -> int:
+        """Batches in an epoch on this process, without those that are skipped."""
+        return max(0, super().__len__() - self.skip_batches)
 
     @property
     def total_dataset_length(self) -> int:
@@ -386,20 +349,3 @@ class DataLoaderShard(DataLoader):
     @property
     def _script_dataset(self) -> Any:
         return self.dataset.dataset if isinstance(self.dataset, StreamShard) else self.dataset
-
-
-def _draw_late(index_sampler: Any, skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
-    """The steps of an order that is drawn when the first is asked for: before that, this generator does nothing."""
-    this_pass.begin_order(generators)
-    yield from _skip_to_read_ahead(steps_of(index_sampler), skipped, this_pass, generators)
-
-
-def _skip_to_read_ahead(steps: Iterator[Step], skipped: int, this_pass: Pass, generators: Generators) -> Iterator[Step]:
-    """Draw the first `skipped` steps, or read them from a stream, go to B (see `resumption.py`), and yield the rest.
-
-    For sample numbers this runs within torch's loader, right before it reads the samples.
-    """
-    for _ in islice(steps, skipped):
-        pass
-    this_pass.begin_read_ahead(generators)
-    yield from steps
