@@ -89,7 +89,7 @@ def used(level: str, argv: list[str]) -> list[tuple[int, int]]:
 @LONG
 @pytest.mark.parametrize("level", ["02_ddp_raw", *ladder.WITH_CHECKPOINTS])
 def test_memory_and_open_files_do_not_grow_over_twenty_epochs(level, tmp_path):
-    argv = [*SHORT, "--epochs", str(EPOCHS), "--eval-samples", "24"]
+    argv = [*SHORT, "--epochs", str(EPOCHS), "--eval-samples", "12"]
     if level != "02_ddp_raw":
         argv += ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "2"]
     for samples in ranks(2).run(used, level, argv):
