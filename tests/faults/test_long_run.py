@@ -62,7 +62,9 @@ def threads_of(level: str) -> tuple[int, int]:
     return during[0] - before, gloo_threads() - before
 
 
-@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
+@pytest.mark.parametrize(
+    "level", [*(pytest.param(level, marks=pytest.mark.slow) for level in ("02_ddp_raw", "03_accelerate")), "04_trainer"]
+)
 def test_nothing_else_keeps_the_group_of_a_level_that_has_ended(level):
     """A thread of it may still hold a tensor when the interpreter ends, and then aborts the process."""
     for during, after in ranks(2).run(threads_of, level):

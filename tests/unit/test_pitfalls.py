@@ -18,7 +18,12 @@ FOLDER = Path(pitfalls.__file__).parent
 COLUMNS = 80
 
 
-@pytest.mark.parametrize("name", pitfalls.NAMES)
+# Hangs take their time-out each. One of them is quick.
+HANGS = [name for name in pitfalls.NAMES if pitfalls.PITFALLS[name].symptom == "hang" and name != "uneven_inputs"]
+OTHERS = [name for name in pitfalls.NAMES if name not in HANGS]
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in HANGS)])
 def test_the_detector_fires_on_the_mistake_and_is_silent_without_it(name):
     verdict = examine(name)
     assert verdict.finding and verdict.false_alarm is None
