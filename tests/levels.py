@@ -20,8 +20,8 @@ from common.processes import ranks
 from common.settings import fit_to_machine
 from common.start import prepare_process
 
-# An epoch is two steps and a tail that is dropped: 31 = 2 × 12 + 7. 12 divides by 1, 2, 3 and 4 processes. An evaluation
-# has two batches, and the last one, of a single sample, is too short for several processes.
+# An epoch is two steps and a tail that is dropped: 31 = 2 × 12 + 7. 12 divides by 1, 2, 3 and 4 processes. The second
+# batch of an evaluation is a single sample, too few for several processes.
 SAMPLES = 31
 BATCH = 12
 SHORT = ["--dataset", "synthetic", "--train-samples", "31", "--batch-size", "12", "--eval-samples", "13"]
