@@ -23,8 +23,7 @@ from common.weights import max_weight_difference
 from tests.levels import in_own_folder
 from tests.states import forget_states
 
-LEVELS = ["00_single_gpu", "02_ddp_raw", "03_accelerate", "04_trainer"]
-PARALLEL = ["02_ddp_raw", "03_accelerate", "04_trainer"]
+LEVELS = list(map(ladder.level_of, ladder.TEMPLATES))
 EPOCHS = 3
 STEPS_OF_EPOCH = 6
 SMALL = ["--size", "32", "--batch-size", "8", "--workers", "0"]
@@ -187,7 +186,7 @@ def expected(images):
     return train("00_single_gpu", images, 1)
 
 
-@pytest.mark.parametrize("level", PARALLEL)
+@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
 def test_two_processes_train_the_weights_of_one(level, images, expected):
     assert max_weight_difference(train(level, images, 2), expected) <= 1e-9
 
@@ -197,13 +196,17 @@ def test_the_weights_depend_on_the_crops(images, expected):
     assert max_weight_difference(other_crops, expected) > 1e-3
 
 
-@pytest.mark.parametrize("level", PARALLEL)
-def test_another_task_needs_three_places_and_trains_the_weights_of_one_process(level, tmp_path):
-    alone = train("00_single_gpu", tmp_path, 1, train_pairs)
-    assert max_weight_difference(train(level, tmp_path, 2, train_pairs), alone) <= 1e-9
+@pytest.fixture(scope="module")
+def expected_of_pairs(images):
+    return train("00_single_gpu", images, 1, train_pairs)
 
 
-@pytest.mark.parametrize("level", PARALLEL)
+@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
+def test_another_task_needs_three_places_and_trains_the_weights_of_one_process(level, images, expected_of_pairs):
+    assert max_weight_difference(train(level, images, 2, train_pairs), expected_of_pairs) <= 1e-9
+
+
+@pytest.mark.parametrize("level", ladder.DISTRIBUTED)
 def test_all_ranks_evaluate_with_the_statistics_of_rank_0(level, images):
     """They are what it saves. In training each rank's follow its own shard."""
     first, second = ranks(2).run(running_means, level, [str(images), *ONE_EPOCH])
@@ -213,7 +216,7 @@ def test_all_ranks_evaluate_with_the_statistics_of_rank_0(level, images):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level, world_size", [("00_single_gpu", 1), *((level, 2) for level in PARALLEL)])
+@pytest.mark.parametrize("level, world_size", [("00_single_gpu", 1), *((level, 2) for level in ladder.DISTRIBUTED)])
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(level, world_size, images, tmp_path):
     saved = ["--checkpoint", str(tmp_path / "run")]
     whole = train(level, images, world_size, WITH_DROPOUT)
@@ -254,7 +257,7 @@ def test_the_schedule_of_level_03_waits_for_the_optimizer(images):
 
 
 @pytest.mark.parametrize(
-    "level", ["00_single_gpu", *(pytest.param(level, marks=pytest.mark.slow) for level in PARALLEL)]
+    "level", ["00_single_gpu", *(pytest.param(level, marks=pytest.mark.slow) for level in ladder.DISTRIBUTED)]
 )
 def test_with_more_epochs_and_another_rate_a_resumed_run_follows_its_own_schedule(level, images, tmp_path):
     argv = [str(images), *SMALL, "--epochs"]
@@ -282,10 +285,10 @@ def test_a_training_that_cannot_be_right_is_refused_by_all_ranks(level, images, 
         (other_classes, [], f"{other_classes}/train and {other_classes}/val must have the same classes"),
         (images, ["--batch-size", "64"], "50 training samples do not fill a batch of 64"),
     ]
-    if level in PARALLEL:
+    if level in ladder.DISTRIBUTED:
         cases.append((images, ["--batch-size", "9"], "--batch-size 9 cannot be divided among 2 processes"))
     for folder, flags, message in cases:
-        refusals = ranks(2 if level in PARALLEL else 1).run(refusal, level, [str(folder), *ONE_EPOCH, *flags])
+        refusals = ranks(2 if level in ladder.DISTRIBUTED else 1).run(refusal, level, [str(folder), *ONE_EPOCH, *flags])
         assert set(refusals) == {message}
 
 
