@@ -130,7 +130,7 @@ def test_several_machines_meet_at_the_first(backend, more):
     ]  # fmt: skip
 
 
-def test_a_port_of_ones_own(capsys):
+def test_a_port_that_is_asked_for_is_taken_unless_it_is_in_use(capsys):
     port = free_port()
     flags = ["--cpu", "--num_processes", 2, "--main_process_port", port]
     assert f"--rdzv-endpoint=127.0.0.1:{port}" in launched(*flags, __file__)[0]
@@ -155,7 +155,7 @@ def test_two_jobs_at_once_do_not_collide(tmp_path):
 @pytest.mark.parametrize(
     "fixed", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
 )
-def test_restarts_of_a_process_group(fixed):
+def test_a_restarted_group_is_not_misled_by_the_first_ones_store(fixed):
     """torchrun's store outlives an attempt; the second one is not misled by it, on a free port and on a fixed one."""
     port = str(free_port() if fixed else 0)
     result = run_to_end(launcher("--main_process_port", port, str(SCRIPTS / "fail_once.py"), restarts=1))
@@ -190,7 +190,7 @@ def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
     assert "pass --num_processes" in refusal(capsys, "--config_file", path, __file__)
 
 
-def test_more_processes_than_gpus(monkeypatch, capsys):
+def test_more_processes_than_gpus_are_refused_unless_they_may_share(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=2))
     launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=4, num_machines=2))

@@ -44,7 +44,7 @@ def notes(folder) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_launching_again_with_functions_no_module_knows(tmp_path):
+def test_a_closure_is_launched_again_and_again(tmp_path):
     """Closures, arguments that cannot be pickled, a result that cannot be pickled, several launches in one process.
 
     That has left a group. A fork has it without its threads: whoever drops it there would wait for them for ever.
