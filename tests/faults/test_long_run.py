@@ -19,20 +19,16 @@ from tests.levels import SHORT, run_level
 
 pytestmark = ON_LINUX
 
-# LADDER_LONG_RUN=200 is enough to trust that none hangs.
-LAUNCHES = int(os.environ.get("LADDER_LONG_RUN", "3"))
 EPOCHS = 20
 LONG = pytest.mark.long
 
 
 @LONG
-@pytest.mark.timeout(60 + 60 * LAUNCHES)
 def test_launch_after_launch_ends_well_and_leaves_nothing_behind(tmp_path):
     before = set(os.listdir("/dev/shm"))
-    for number in range(LAUNCHES):
-        level = ladder.DISTRIBUTED[number % 3]
+    for level in ladder.DISTRIBUTED:
         done = run_to_end(torchrun(script(level), *SHORT, "--max-steps", "1"), TMPDIR=str(tmp_path))
-        assert done.returncode == 0, f"launch {number}: {done.stderr}"
+        assert done.returncode == 0, done.stderr
     # torchrun and torch leave empty folders.
     assert [path for path in tmp_path.rglob("*") if not path.is_dir()] == []
     assert [path for path in tmp_path.iterdir() if not path.name.startswith("torch")] == []
