@@ -6,10 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from common import ladder, pitfalls
-from common.pitfalls import accumulation_off_by_one
 from common.pitfalls.__main__ import main, show_mistake
 from common.pitfalls.runner import Trace, Verdict, examine, run_on_rank
 from common.processes import RankFailed, ranks
@@ -44,14 +42,6 @@ def run_with_an_error(name: str, folder: Path) -> None:
 def test_an_error_before_the_time_is_over_is_no_hang(tmp_path):
     with pytest.raises(RankFailed, match="no collective, but a wrong shape"):
         ranks(2, on_cpu=True).run(run_with_an_error, "uneven_inputs", tmp_path)
-
-
-@pytest.mark.parametrize(("number", "windows"), [(8, [4, 4]), (9, [4, 4, 1]), (10, [4, 4, 2]), (11, [4, 4, 3])])
-def test_accumulation_closes_the_last_window_where_the_data_end(number, windows, monkeypatch):
-    monkeypatch.setattr(accumulation_off_by_one, "MICRO_BATCHES", torch.ones(number, 2, 4))
-    steps = accumulation_off_by_one.right()
-    assert steps == [*windows, 0] and accumulation_off_by_one.detect(steps) is None
-    assert accumulation_off_by_one.detect(accumulation_off_by_one.wrong())
 
 
 @pytest.mark.parametrize(
