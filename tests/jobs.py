@@ -42,23 +42,21 @@ class Job:
     """Commands, each the agent of a node if there are several, and all the processes that come of them.
 
     Attributes:
-        processes: the process of each command, in the order of the commands.
+        processes: the process of each command, by the number of its node.
         folder: has files with what each command and its processes write to stdout and to stderr.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder
-        self.processes: list[subprocess.Popen] = []
+        self.processes: dict[int, subprocess.Popen] = {}
         self._mark = uuid.uuid4().hex
         self._environment = {name: value for name, value in os.environ.items() if name not in RANKS}
         self._environment |= {"PYTHONPATH": str(ladder.ROOT), **environment, _MARK: self._mark}
 
-    def start(self, command: list[str]) -> None:
-        self.processes.append(self._start(len(self.processes), command))
-
-    def _start(self, node: int, command: list[str]) -> subprocess.Popen:
+    def start(self, node: int, command: list[str]) -> None:
+        """Start the command of a node, which may have been lost before."""
         with (self.folder / f"out.{node}").open("ab") as out, (self.folder / f"err.{node}").open("ab") as err:
-            return subprocess.Popen(
+            self.processes[node] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -68,23 +66,16 @@ class Job:
                 start_new_session=True,
             )
 
-    def restart(self, node: int) -> None:
-        """Start the command of a node that has been lost once more."""
-        self.processes[node] = self._start(node, self.processes[node].args)
-
     @property
     def out(self) -> str:
-        return "".join(self._read("out", node) for node in range(len(self.processes)))
+        return "".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("out.*")))
 
     @property
     def err(self) -> str:
-        return "".join(map(self.err_of, range(len(self.processes))))
+        return "".join(map(self.err_of, self.processes))
 
     def err_of(self, node: int) -> str:
-        return self._read("err", node)
-
-    def _read(self, stream: str, node: int) -> str:
-        return (self.folder / f"{stream}.{node}").read_text(errors="replace")
+        return (self.folder / f"err.{node}").read_text(errors="replace")
 
     def environments(self) -> dict[int, dict[str, str]]:
         found = {}
@@ -101,7 +92,7 @@ class Job:
         return min(pid for pid, environment in self.environments().items() if environment.get("RANK") == str(number))
 
     def has_ended(self) -> bool:
-        return all(process.poll() is not None for process in self.processes)
+        return all(process.poll() is not None for process in self.processes.values())
 
     def wait_for(self, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
         """Return when `condition()` is true; an AssertionError shows the output if the job ends before."""
@@ -119,7 +110,7 @@ class Job:
         while not self.has_ended() or self.environments():
             assert time.monotonic() < deadline, f"left over: {self.environments().keys()}\n{self.out}\n{self.err}"
             time.sleep(0.02)
-        return [process.returncode for process in self.processes]
+        return [process.returncode for process in self.processes.values()]
 
     def kill(self) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -129,7 +120,7 @@ class Job:
                     os.kill(pid, signal.SIGKILL)
             assert time.monotonic() < deadline, f"cannot be killed: {alive.keys()}"
             time.sleep(0.02)
-        for process in self.processes:
+        for process in self.processes.values():
             process.kill()  # Needed where there is no /proc.
             process.wait()
 
@@ -140,8 +131,8 @@ def job(*commands: list[str], **environment: str) -> Iterator[Job]:
     with tempfile.TemporaryDirectory(prefix="job-") as folder:
         started = Job(Path(folder), environment)
         try:
-            for command in commands:
-                started.start(command)
+            for node, command in enumerate(commands):
+                started.start(node, command)
             yield started
         finally:
             started.kill()
@@ -154,8 +145,8 @@ def torchrun(
     return [*command, "--max-restarts", str(restarts), *argv]
 
 
-def launcher(*argv: str, processes: int = 2, restarts: int = 0, machines: Sequence[str] = ()) -> list[str]:
-    command = [sys.executable, "-m", "common.accelerator", "launch", "--cpu", *machines]
+def launcher(*argv: str, processes: int = 2, restarts: int = 0) -> list[str]:
+    command = [sys.executable, "-m", "common.accelerator", "launch", "--cpu"]
     return [*command, "--num_processes", str(processes), "--max_restarts", str(restarts), *argv]
 
 

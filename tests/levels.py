@@ -20,8 +20,11 @@ from common.processes import ranks
 from common.settings import fit_to_machine
 from common.start import prepare_process
 
-# An epoch is two steps and a tail that is dropped: 62 = 2 × 24 + 14. 24 divides by 1, 2, 3 and 4 processes, 25 by none.
-SHORT = ["--dataset", "synthetic", "--train-samples", "62", "--eval-samples", "25", "--batch-size", "24"]
+# An epoch is two steps and a tail that is dropped: 31 = 2 × 12 + 7. 12 divides by 1, 2, 3 and 4 processes. The second
+# batch of an evaluation is a single sample, too few for several processes.
+SAMPLES = 31
+BATCH = 12
+SHORT = ["--dataset", "synthetic", "--train-samples", "31", "--batch-size", "12", "--eval-samples", "13"]
 EXACT = [*SHORT, "--epochs", "2", "--dtype", "float64", "--no-dropout"]
 FULL = ladder.WITH_CHECKPOINTS[0]
 # The launcher's variables with which levels 03 and 04 share out the model.

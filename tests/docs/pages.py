@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 
 from common import ladder
+from tests.jobs import run_to_end
 
 
 def name(path: Path) -> str:
@@ -69,10 +70,7 @@ def commands(path: Path) -> list[list[str]]:
 def run(command: list[str]) -> subprocess.CompletedProcess:
     """A command as a reader starts it in the root, with the environment of this Python on the path."""
     folder = os.path.dirname(sys.executable)
-    variables = {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ladder.ROOT)}
-    return subprocess.run(
-        command, cwd=ladder.ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=280
-    )
+    return run_to_end(command, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
 def section(level: str, title: str, page: str = "README.md") -> str:

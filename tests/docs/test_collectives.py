@@ -16,7 +16,7 @@ from tests.levels import run_level
 from tests.states import forget_states
 
 PAGE = "COLLECTIVES.md"
-STEPS = 3
+STEPS = 2
 EPOCHS = 2
 EVALUATION_BATCHES = 3  # Of 32, for the 65 of 130 samples that a rank has.
 FLAGS = f"--dataset synthetic --train-samples {64 * STEPS} --eval-samples 130 --epochs {EPOCHS}".split()

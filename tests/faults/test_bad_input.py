@@ -23,7 +23,7 @@ FLAGS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(
     level=st.sampled_from(ladder.SCRIPTS),
     pairs=st.lists(st.tuples(st.sampled_from(FLAGS), NUMBERS, st.booleans()), max_size=4),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -68,7 +69,7 @@ def save_over(accelerator: Accelerator) -> None:
     accelerator.save_state(checkpoint(accelerator, 1))
 
 
-def project_at(root: Path, weight: float) -> tuple[Accelerator, torch.nn.Linear]:
+def make_project(root: Path, weight: float) -> tuple[Accelerator, torch.nn.Linear]:
     forget_states()
     naming = ProjectConfiguration(str(root / "project"), automatic_checkpoint_naming=True, total_limit=2)
     accelerator = Accelerator(project_config=naming, cpu=True)
@@ -82,17 +83,25 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
-def forge_newest(root: Path, forge: Callable, name: str) -> Path:
-    """Save checkpoints 0 and 1 of a project, and forge the newest. Returns the folder outside, another checkpoint."""
-    outside = root / "outside"
-    accelerator, _ = project_at(root, FORBIDDEN_WEIGHT)
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A folder with a project that has checkpoints 0 and 1, and with another checkpoint, outside of it."""
+    root = tmp_path_factory.mktemp("saved")
+    accelerator, _ = make_project(root, FORBIDDEN_WEIGHT)
     accelerator.save_state()
-    checkpoint(accelerator, 0).rename(outside)
-    accelerator, _ = project_at(root, 1.0)
+    checkpoint(accelerator, 0).rename(root / "outside")
+    accelerator, _ = make_project(root, 1.0)
     accelerator.save_state()
     accelerator.save_state()
-    forge(name, checkpoint(accelerator, 1), outside)
-    return outside
+    return root
+
+
+def open_forged(saved: Path, root: Path, forge: Callable, name: str) -> tuple[Accelerator, torch.nn.Linear]:
+    """An Accelerator and a model on a copy of the project, in which the newest checkpoint has been forged."""
+    shutil.copytree(saved, root, dirs_exist_ok=True)
+    accelerator, model = make_project(root, 2.0)
+    forge(name, checkpoint(accelerator, 1), root / "outside")
+    return accelerator, model
 
 
 def parameter_id(value: Callable | str) -> str:
@@ -105,19 +114,17 @@ FORGERIES = REFUSED + [(link, name) for name in UNFINISHED]
 
 @pytest.mark.parametrize("use", [load_forged, load_newest, save_beside, save_over])
 @pytest.mark.parametrize(("forge", "name"), FORGERIES, ids=parameter_id)
-def test_no_forged_folder_reaches_outside_of_itself(forge, name, use, tmp_path):
-    outside = forge_newest(tmp_path, forge, name)
-    before = contents(outside)
-    accelerator, model = project_at(tmp_path, 2.0)
+def test_no_forged_folder_reaches_outside_of_itself(forge, name, use, saved, tmp_path):
+    accelerator, model = open_forged(saved, tmp_path, forge, name)
+    before = contents(tmp_path / "outside")
     with suppress(CheckpointError):
         use(accelerator)
-    assert contents(outside) == before
+    assert contents(tmp_path / "outside") == before
     assert not (model.weight == FORBIDDEN_WEIGHT).any()
 
 
 @pytest.mark.parametrize(("forge", "name"), REFUSED, ids=parameter_id)
-def test_loading_a_forged_folder_is_refused(forge, name, tmp_path):
-    forge_newest(tmp_path, forge, name)
-    accelerator, _ = project_at(tmp_path, 2.0)
+def test_loading_a_forged_folder_is_refused(forge, name, saved, tmp_path):
+    accelerator, _ = open_forged(saved, tmp_path, forge, name)
     with pytest.raises(CheckpointError):
         load_forged(accelerator)

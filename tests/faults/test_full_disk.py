@@ -15,14 +15,7 @@ from tests.jobs import level_command, resumed_at, run_to_end
 LEVEL_03, LEVEL_04 = ladder.WITH_CHECKPOINTS
 # An epoch has two steps. A checkpoint has 14 MB.
 SMALL = ["--dataset", "synthetic", "--train-samples", "64", "--eval-samples", "32", "--batch-size", "32"]
-WORKERS = """
-import torch
-from torch.utils.data import DataLoader
-from common.data import DigitImages, collate
-digits = DigitImages("none", torch.zeros(6000, 28, 28, dtype=torch.uint8), torch.zeros(6000, dtype=torch.uint8))
-for images, _ in DataLoader(digits, 1500, num_workers=2, collate_fn=collate):
-    print(len(images), flush=True)
-"""
+WORKERS = Path(__file__).parent / "loader_workers.py"
 
 
 def run_on_small_disk(folder: Path, size: str, *commands: list[str]) -> tuple[list[int], subprocess.CompletedProcess]:
@@ -65,10 +58,8 @@ def test_a_full_disk_at_the_end_is_one_line_after_the_result(tmp_path):
 
 
 @pytest.mark.slow
-def test_loader_workers_without_shared_memory_end_the_training(tmp_path):
+def test_loader_workers_without_shared_memory_end_the_training():
     """Torch would share a batch in a thread of the worker. If that fails, the training waits for ever."""
-    program = tmp_path / "workers.py"
-    program.write_text(WORKERS)
-    (code,), done = run_on_small_disk(Path("/dev/shm"), "2m", [sys.executable, str(program)])
+    (code,), done = run_on_small_disk(Path("/dev/shm"), "2m", [sys.executable, str(WORKERS)])
     assert code != 0
     assert "No space left on device" in done.stderr

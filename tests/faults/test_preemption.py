@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from common.weights import max_weight_difference
-from tests.jobs import ON_LINUX, complete_checkpoints, job, level_command
+from tests.jobs import ON_LINUX, Job, complete_checkpoints, job, level_command
 from tests.levels import FULL, run_on_ranks
 
 pytestmark = ON_LINUX
@@ -30,29 +30,32 @@ def weights_after(level: str, processes: int, folder: Path, epochs: int) -> dict
     return run_on_ranks(level, processes, [*SETTINGS, str(epochs), "--checkpoint-dir", str(folder)])[1]
 
 
-SEND_SIGNAL = {
-    # Of several processes it is torchrun.
-    "the process": lambda run: run.processes[0].send_signal(signal.SIGTERM),
-    "the process, by Ctrl-C": lambda run: run.processes[0].send_signal(signal.SIGINT),
-    "one rank": lambda run: os.kill(run.rank(1), signal.SIGTERM),
-    "the whole group, by Ctrl-C": lambda run: os.killpg(run.processes[0].pid, signal.SIGINT),
-}
+def terminate_agent(run: Job) -> None:
+    """Of a single process it is that one, of several torchrun."""
+    run.processes[0].terminate()
+
+
+def terminate_one_rank(run: Job) -> None:
+    os.kill(run.rank(1), signal.SIGTERM)
+
+
+def press_ctrl_c(run: Job) -> None:
+    os.killpg(run.processes[0].pid, signal.SIGINT)
 
 
 @pytest.mark.parametrize(
-    "level, processes, receiver, code",
+    "level, processes, send_signal, code",
     [
-        pytest.param(FULL, 1, "the process", 128 + signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(TRAINER, 1, "the process, by Ctrl-C", 128 + signal.SIGINT, marks=pytest.mark.long),
-        pytest.param(FULL, 2, "the whole group, by Ctrl-C", None, marks=pytest.mark.slow),
-        pytest.param(FULL, 2, "the process", None, marks=pytest.mark.long),
-        pytest.param(TRAINER, 2, "one rank", None, marks=pytest.mark.long),
+        pytest.param(FULL, 1, terminate_agent, 128 + signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(FULL, 2, press_ctrl_c, None, marks=pytest.mark.slow),
+        pytest.param(FULL, 2, terminate_agent, None, marks=pytest.mark.long),
+        pytest.param(TRAINER, 2, terminate_one_rank, None, marks=pytest.mark.long),
     ],
 )
-def test_after_a_signal_all_ranks_save_at_one_step(level, processes, receiver, code, tmp_path):
+def test_after_a_signal_all_ranks_save_at_one_step(level, processes, send_signal, code, tmp_path):
     with start(level, processes, "1000", "--checkpoint-dir", str(tmp_path / "c")) as run:
         run.wait_for(lambda: complete_checkpoints(tmp_path))
-        SEND_SIGNAL[receiver](run)
+        send_signal(run)
         (ended,) = run.end()
         assert ended != 0, run.err
         if code is not None:  # torchrun's own is 1, or that of its signal.

@@ -51,7 +51,7 @@ def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, process
     ],
 )
 def test_killed_on_two_processes_it_goes_on_with_any_number(level, before, step, tmp_path):
-    training = [*EXACT, "--batch-size", "12"]
+    training = [*EXACT, "--train-samples", "62"]
     saving = [*training, "--checkpoint-every", "2", "--checkpoint-dir"]
     _, expected = run_on_ranks(level, 2, training, environment=before)
     with pytest.raises(RankFailed):

@@ -45,7 +45,7 @@ def by_launcher(node: int, restarts: int, script: list[str]) -> list[str]:
     """The launcher of a node. It has no flag for the address, which torchrun also reads from a variable."""
     ip, port = RENDEZVOUS.split(":")
     machines = ["--num_machines=2", f"--machine_rank={node}", f"--main_process_ip={ip}", f"--main_process_port={port}"]
-    command = launcher(*script, processes=4, restarts=restarts, machines=[*machines, "--rdzv_backend=c10d"])
+    command = launcher(*machines, "--rdzv_backend=c10d", *script, processes=4, restarts=restarts)
     return ["env", f"PET_LOCAL_ADDR={ADDRESSES[node]}", *command]
 
 
@@ -155,6 +155,6 @@ def test_a_lost_node_that_is_started_again_goes_on_from_the_checkpoint(nodes, tm
     with start_slowly(nodes, tmp_path, restarts=3, command=by_launcher) as run:
         nodes.kill(1)
         run.wait_for(lambda: "Traceback" in run.err_of(0))
-        run.restart(1)
+        run.start(1, run.processes[1].args)
         assert_ends_as_on_one_machine(run, tmp_path)
         assert resumed_at(run.out)

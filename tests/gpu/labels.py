@@ -158,10 +158,7 @@ class Operations(TorchDispatchMode):
 def reads_length(function: Any, args: tuple) -> bool:
     """True if the CPU has to read a length that depends on values, such as the number of True in a mask."""
     if function is torch.ops.aten.index.Tensor:
-        return has_mask(args[1])
-    if function in (torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default):
-        fills_in_a_number = not is_on_gpu(args[2])  # A single number of the CPU is written wherever the mask is True.
-        return has_mask(args[1]) and not fills_in_a_number
+        return any(index.dtype == torch.bool for index in args[1] if index is not None)
     return torch.Tag.dynamic_output_shape in function.tags
 
 
@@ -186,7 +183,3 @@ def check_written(function: Any, target: Any, device: torch.device) -> None:
     for tensor in tree_iter(target):
         if isinstance(tensor, Tensor) and device_of(tensor) != device:
             raise Misplaced(f"{function} writes a tensor on {device_of(tensor)} from one on {device}")
-
-
-def has_mask(indices: list[Tensor | None]) -> bool:
-    return any(index.dtype in (torch.bool, torch.uint8) for index in indices if index is not None)

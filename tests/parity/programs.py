@@ -154,48 +154,8 @@ def preference_tuning(folder: Path) -> dict:
         peft_config=LoraConfig(task_type="CAUSAL_LM", r=4, lora_dropout=0.1),
     )
     trainer.train()
-    return log_of(trainer)
-
-
-def log_of(trainer: Any) -> dict:
     history = comparable_logs(trainer.state.log_history)
     return {"log": [{name: entry[name] for name in entry if not name.endswith("num_tokens")} for entry in history]}
-
-
-def sentence_embeddings(folder: Path) -> dict:
-    """sentence-transformers: pairs of sentences and how alike they are."""
-    from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
-    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-    from transformers import BertConfig, BertModel
-
-    source = folder / f"bert-{os.environ.get('RANK', 0)}"
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    BertModel(BertConfig(vocab_size=64, max_position_embeddings=64, **sizes)).save_pretrained(source)
-    tokenizer().save_pretrained(source)
-    transformer = Transformer(str(source))
-    model = SentenceTransformer(modules=[transformer, Pooling(16)], device="cpu")
-    columns = {"first": sentences(40), "second": sentences(80)[40:], "score": [number / 40 for number in range(40)]}
-    settings = SentenceTransformerTrainingArguments(
-        str(folder / "trainer"),
-        per_device_train_batch_size=4,
-        max_steps=STEPS,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        use_cpu=True,
-    )
-    trainer = SentenceTransformerTrainer(
-        model, settings, train_dataset=Dataset.from_dict(columns), loss=CosineSimilarityLoss(model)
-    )
-    trainer.train()
-    return log_of(trainer) | {"embeddings": digest(model.encode(sentences(3), convert_to_tensor=True))}
 
 
 def accelerated(folder: Path) -> dict:
@@ -220,7 +180,6 @@ def accelerated(folder: Path) -> dict:
 PROGRAMS = {
     "diffusion": (diffusion, "denoising_diffusion_pytorch"),
     "preference_tuning": (preference_tuning, "trl"),
-    "sentence_embeddings": (sentence_embeddings, "sentence_transformers"),
     "accelerated": (accelerated, "pytorch_accelerated"),
 }
 

@@ -31,12 +31,12 @@ def cases(quick, long):
     return found + [pytest.param(number, processes, marks=pytest.mark.long) for processes, number in long.items()]
 
 
-@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 60, 2: 40}, long={1: 1500, 2: 1000, 3: 1000}))
+@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 30, 2: 15}, long={1: 1500, 2: 1000, 3: 1000}))
 def test_loops_over_loaders_see_the_samples_and_draws_of_accelerate(number, processes, tmp_path):
     assert_same(ORDERS, range(number), processes, str(tmp_path))
 
 
-@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 25, 2: 4}, long={1: 300, 2: 200, 3: 60}))
+@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 12, 2: 4}, long={1: 300, 2: 200, 3: 60}))
 def test_trainings_end_with_the_bits_of_accelerate(number, processes, tmp_path):
     assert_same(TRAININGS, range(number), processes, str(tmp_path))
 
@@ -61,7 +61,7 @@ def with_stop(script, processes, stateful):
 
 
 @pytest.mark.parametrize("stateful", [False, True])
-@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 10, 2: 5}, long={1: 300, 2: 200}))
+@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 6, 2: 3}, long={1: 300, 2: 200}))
 def test_a_resumed_training_ends_with_the_bits_of_one_that_was_not_stopped(number, processes, stateful, tmp_path):
     scripts = [with_stop(TRAININGS.draw(seed, processes), processes, stateful) for seed in range(number)]
     straight = [replace(script, stopped_after=None) for script in scripts]
@@ -74,7 +74,7 @@ def test_a_resumed_training_ends_with_the_bits_of_one_that_was_not_stopped(numbe
                 assert list(differences(one[name], other[name])) == [], (script, name)
 
 
-@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 10}, long={1: 200, 2: 200}))
+@pytest.mark.parametrize(("number", "processes"), cases(quick={1: 6}, long={1: 200, 2: 200}))
 def test_trainings_by_a_trainer_end_with_the_bits_of_transformers(number, processes, tmp_path, transformers):
     assert_same(TRAINERS, range(number), processes, str(tmp_path))
 

@@ -10,16 +10,14 @@ from common.args import parse_args
 from common.process_group import is_distributed
 from common.processes import ranks
 from common.settings import fit_to_machine
+from tests.levels import BATCH, SAMPLES, SHORT
 from tests.states import forget_states
 from tests.toys import seeded_order
 
-SAMPLES = 62
-BATCH = 12
 STEPS = SAMPLES // BATCH  # An epoch drops the rest.
 EPOCHS = 2
 SEED = 5
-FLAGS = ["--dataset", "synthetic", "--train-samples", str(SAMPLES), "--eval-samples", "10"]
-FLAGS += ["--batch-size", str(BATCH), "--epochs", str(EPOCHS), "--seed", str(SEED)]
+FLAGS = [*SHORT, "--epochs", str(EPOCHS), "--seed", str(SEED)]
 
 
 def train_and_note(level: str) -> tuple[list[list[int]], int]:

@@ -101,16 +101,15 @@ def test_only_one_tracker_at_a_time_and_none_after_an_error():
         assert tracker.peaks() == {}
 
 
-SAMPLES = [*SHORT, "--train-samples", "192"]
+FOUR_STEPS = [*SHORT, "--train-samples", "48"]
 ROWS = [32, 32, 64, 64, 128, 128, 10, 10]  # Of each parameter of BasicNet, along the dimension that is divided.
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
     """The sums differ by blocks of 512 bytes, and by the rows that fill a parameter up to equal parts."""
-    flags = [*SAMPLES, "--batch-size", "48"]
-    whole = level_runs.held("00_single_gpu", flags)
-    parts = ranks(world_size).run(level_runs.held, ladder.FSDP, flags)
+    whole = level_runs.held("00_single_gpu", FOUR_STEPS)
+    parts = ranks(world_size).run(level_runs.held, ladder.FSDP, FOUR_STEPS)
     sizes = [parameter.numel() * FLOAT for parameter in BasicNet().parameters()]
     padding = 0
     for rows, size in zip(ROWS, sizes, strict=True):
@@ -125,8 +124,7 @@ def test_the_ranks_of_fsdp_hold_one_copy_together(world_size):
 
 @pytest.mark.slow
 def test_on_a_mesh_the_ranks_of_a_row_divide_the_linear_layers_only():
-    flags = [*SAMPLES, "--batch-size", "64", "--tensor", "2"]
-    parts = ranks(4).run(level_runs.held, ladder.MESH, flags)
+    parts = ranks(4).run(level_runs.held, ladder.MESH, [*FOUR_STEPS, "--tensor", "2"])
     convolutions, linear = 18_816, 1_181_066
     for part in parts:
         assert part["parameters"] == pytest.approx((convolutions / 2 + linear / 4) * FLOAT, abs=10 * 512)

@@ -88,6 +88,7 @@ def test_all_that_a_level_imports_has_a_small_counterpart():
         assert names and all(vars(module)[name].__module__.startswith("common.small.") for name in names)
 
 
+@pytest.mark.slow
 def test_a_package_that_was_installed_without_the_levels_says_so(tmp_path):
     """`pip install .` copies `common`; the levels stay in the repository."""
     shutil.copytree(ladder.ROOT / "common", tmp_path / "common", ignore=shutil.ignore_patterns("__pycache__"))

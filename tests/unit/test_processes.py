@@ -47,18 +47,6 @@ def test_a_failing_rank_is_named_and_nobody_waits_for_the_others(monkeypatch):
     assert ranks(2).run(sum_of_ranks) == [3, 3], "the next job has new ranks"
 
 
-def fail_one_after_another():
-    time.sleep(0.7 * int(os.environ["RANK"]))
-    raise ValueError
-
-
-def test_all_other_ranks_together_have_one_time_after_a_failure(monkeypatch):
-    monkeypatch.setattr("common.processes.SECONDS_AFTER_FAILURE", 1)
-    ranks(4).run(int)
-    with pytest.raises(RankFailed, match=r"rank 3: no answer \(alive\)"):
-        ranks(4).run(fail_one_after_another)
-
-
 def free_the_gpu_slowly(note):
     torch.cuda.is_initialized = lambda: True
     torch.cuda.empty_cache = lambda: time.sleep(0.5) or note.touch()

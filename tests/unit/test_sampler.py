@@ -1,14 +1,13 @@
 """DistributedEvalSampler: a partition of the dataset, for every size, world and order."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
 from common.eval_sampler import DistributedEvalSampler
 
 
-@settings(max_examples=500)
 @given(
     n=st.integers(0, 300),
     world_size=st.integers(1, 12),

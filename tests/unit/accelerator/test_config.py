@@ -74,7 +74,7 @@ def test_what_is_wrong_is_said_in_one_line_with_the_file(tmp_path, text, message
     assert "\n" not in str(error.value)
 
 
-def test_default_file_lies_where_accelerate_keeps_it(tmp_path, monkeypatch):
+def test_the_default_file_lies_where_accelerate_keeps_it(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/nowhere")

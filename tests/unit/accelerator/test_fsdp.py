@@ -117,9 +117,11 @@ def test_two_ranks_end_with_the_bits_of_ddp_and_each_has_a_half(fsdp, precision,
     assert second.held < 0.5 * copied.held
 
 
-@pytest.mark.parametrize("stop", [4, 5])  # Between two steps, and within a window.
-@pytest.mark.parametrize(("before", "after"), [(SIZED, LAYERS), (SIZED, None), (None, SIZED)])
-def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, stop, before, after):
+@pytest.mark.parametrize(
+    ("before", "after", "stop"),  # Four micro-batches end a window, and five are within one.
+    [(SIZED, LAYERS, 4), (SIZED, LAYERS, 5), (SIZED, None, 5), (None, SIZED, 5)],
+)
+def test_a_checkpoint_goes_on_under_fsdp_and_under_ddp(tmp_path, before, after, stop):
     """`tests/faults/test_saving.py` does the same with killed jobs and with other numbers of ranks."""
     straight, _ = train(before)
     train(before, batches=range(stop), save=tmp_path / "saved")

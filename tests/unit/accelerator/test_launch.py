@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import sys
-import textwrap
 from pathlib import Path
 from unittest import mock
 
@@ -22,14 +21,8 @@ from tests.jobs import launcher, run_all_to_end, run_to_end
 
 LEVEL = ladder.ROOT / "03_accelerate"
 
-# Each rank writes what it sees; RANK is absent in a world of one.
-NOTE = """
-import json, os, sys
-names = ("RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS")
-seen = {k: v for k, v in os.environ.items() if k in names or k.startswith("ACCELERATE_")}
-with open(f"{sys.argv[1]}/{os.environ.get('RANK', 'alone')}.json", "w") as file:
-    json.dump({**seen, "argv": sys.argv[2:]}, file)
-"""
+SCRIPTS = Path(__file__).parent / "launched"
+NOTE = SCRIPTS / "note_environment.py"
 
 
 @pytest.fixture(autouse=True)
@@ -37,12 +30,6 @@ def no_default_file(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-
-
-def write_script(folder: Path, text: str = NOTE) -> str:
-    path = folder / "script.py"
-    path.write_text(textwrap.dedent(text))
-    return str(path)
 
 
 def launch_command(*arguments) -> list[str]:
@@ -74,9 +61,8 @@ def launched(*flags):
 
 @pytest.mark.slow
 def test_two_processes_from_the_shipped_file(tmp_path):
-    path = write_script(tmp_path)
     file = LEVEL / "two_processes.yaml"
-    result = run_to_end(launch_command("--config_file", file, path, tmp_path, "--lr", "1", "--", "-x"))
+    result = run_to_end(launch_command("--config_file", file, NOTE, tmp_path, "--lr", "1", "--", "-x"))
     assert (result.returncode, result.stderr) == (0, "")
     ranks = read_notes(tmp_path)
     assert sorted(ranks) == ["0", "1"]
@@ -89,9 +75,8 @@ def test_two_processes_from_the_shipped_file(tmp_path):
 @pytest.mark.slow
 def test_a_world_of_one_is_the_script_itself(tmp_path):
     """Left-over ranks of an outer job are not taken for this one's, and the exit code is the script's."""
-    path = write_script(tmp_path, NOTE + "raise SystemExit(7)")
     outer = {"WORLD_SIZE": "4", "RANK": "3", "OMP_NUM_THREADS": "1"}
-    result = run_to_end(launch_command("--cpu", path, tmp_path), **outer)
+    result = run_to_end(launch_command("--cpu", NOTE, tmp_path), **outer, EXIT_CODE="7")
     assert (result.returncode, result.stdout, result.stderr) == (7, "", "")
     notes = read_notes(tmp_path)
     assert list(notes) == ["alone"]
@@ -145,7 +130,7 @@ def test_several_machines_meet_at_the_first(backend, more):
     ]  # fmt: skip
 
 
-def test_a_port_of_ones_own(capsys):
+def test_a_port_that_is_asked_for_is_taken_unless_it_is_in_use(capsys):
     port = free_port()
     flags = ["--cpu", "--num_processes", 2, "--main_process_port", port]
     assert f"--rdzv-endpoint=127.0.0.1:{port}" in launched(*flags, __file__)[0]
@@ -160,8 +145,7 @@ def test_two_jobs_at_once_do_not_collide(tmp_path):
     commands = {}
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        path = write_script(tmp_path / name, NOTE + "import time; time.sleep(1)")
-        commands[name] = launch_command("--config_file", LEVEL / "two_processes.yaml", path, tmp_path / name)
+        commands[name] = launch_command("--config_file", LEVEL / "two_processes.yaml", NOTE, tmp_path / name)
     results = run_all_to_end(commands)
     assert [result.returncode for result in results.values()] == [0, 0], results
     ports = {read_notes(tmp_path / name)["0"]["MASTER_PORT"] for name in commands}
@@ -171,21 +155,10 @@ def test_two_jobs_at_once_do_not_collide(tmp_path):
 @pytest.mark.parametrize(
     "fixed", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.slow)]
 )
-def test_restarts_of_a_process_group(fixed, tmp_path):
+def test_a_restarted_group_is_not_misled_by_the_first_ones_store(fixed):
     """torchrun's store outlives an attempt; the second one is not misled by it, on a free port and on a fixed one."""
-    text = """
-    import os, torch, torch.distributed as dist
-    from common.accelerator import PartialState
-    state, ones = PartialState(), torch.ones(1)
-    dist.all_reduce(ones)
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and state.process_index == 1:
-        os._exit(1)
-    dist.all_reduce(ones)
-    os.write(1, f"sum={ones.item()} ".encode())
-    state.destroy_process_group()
-    """
     port = str(free_port() if fixed else 0)
-    result = run_to_end(launcher("--main_process_port", port, write_script(tmp_path, text), restarts=1))
+    result = run_to_end(launcher("--main_process_port", port, str(SCRIPTS / "fail_once.py"), restarts=1))
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["sum=4.0", "sum=4.0"]
 
@@ -198,10 +171,8 @@ def test_restarts_of_a_process_group(fixed, tmp_path):
         (["--use_fsdp", "--cpu", __file__], "FSDP of version 1 is out of scope: fsdp_version must be 2"),
         (["--num_processes", "0", "x.py"], "num_processes must be at least 1"),
         (["--gradient_accumulation_steps", "0", "x.py"], "must be a whole number of at least 1, not '0'"),
-        (["--max_restarts=-1", "x.py"], "must be a whole number of at least 0, not '-1'"),
         (["--module", "--no_python", "x.py"], "--module and --no_python cannot be used together"),
         (["--cpu", "--multi_gpu", "x.py"], "--cpu and --multi_gpu exclude each other"),
-        (["--use_fsdp", "--multi_gpu", "x.py"], "--use_fsdp and --multi_gpu exclude each other"),
         (["--cpu", "nowhere.py"], "no such script: nowhere.py"),
         (["--cpu", "--no_python", "no-such-program"], "cannot execute no-such-program: No such file"),
         (["--config_file", "nowhere.yaml", "x.py"], "No such file or directory: 'nowhere.yaml'"),
@@ -214,10 +185,10 @@ def test_refusals_are_one_line(capsys, arguments, message):
 def test_an_open_number_of_processes_must_be_given(tmp_path, capsys):
     path = tmp_path / "slurm.yaml"
     path.write_text("num_processes: -1\ndistributed_type: MULTI_CPU\n")
-    assert "pass --num_processes" in refusal(capsys, "--config_file", path, write_script(tmp_path))
+    assert "pass --num_processes" in refusal(capsys, "--config_file", path, __file__)
 
 
-def test_more_processes_than_gpus(monkeypatch, capsys):
+def test_more_processes_than_gpus_are_refused_unless_they_may_share(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=2))
     launch.check_devices(ClusterConfig("MULTI_GPU", num_processes=4, num_machines=2))

@@ -26,7 +26,7 @@ def test_without_a_state_the_logger_says_what_is_missing():
         logger.info("too early")
 
 
-def test_level_from_the_argument_or_the_environment(monkeypatch, caplog):
+def test_the_level_is_the_arguments_or_else_the_environments(monkeypatch, caplog):
     PartialState(cpu=True)
     assert get_logger("a.level", "debug").logger.level == logging.DEBUG
     assert logging.getLogger().level == logging.DEBUG
@@ -49,7 +49,7 @@ def test_the_record_names_the_callers_line(caplog):
         assert (record.filename, record.funcName) == ("test_logging.py", "test_the_record_names_the_callers_line")
 
 
-def test_warning_once(caplog):
+def test_each_warning_is_logged_once(caplog):
     PartialState(cpu=True)
     logger = get_logger("e", "INFO")
     for _ in range(3):

@@ -178,7 +178,7 @@ def test_an_overflow_skips_step_and_schedule_and_halves_the_scale(make):
 
 
 @pytest.mark.parametrize("is_scaled", [True, False])
-def test_clipping_twice_and_several_optimizers(is_scaled):
+def test_gradients_that_are_clipped_twice_are_unscaled_once(is_scaled):
     # https://github.com/huggingface/accelerate/issues/641: "unscale_() has already been called".
     accelerator = fp16(accumulation=2, init_scale=8.0, enabled=is_scaled)
     models, optimizers = prepare_several(accelerator, 3)

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from common.processes import ranks
 from tests.jobs import run_to_end
 from tests.peers import import_or_skip
 
+CELLS = Path(__file__).parent / "launched" / "fork_after_threads.py"
 ON_CPU = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="launches without ACCELERATE_USE_CPU")
 
 
@@ -42,7 +44,7 @@ def notes(folder) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_launching_again_with_functions_no_module_knows(tmp_path):
+def test_a_closure_is_launched_again_and_again(tmp_path):
     """Closures, arguments that cannot be pickled, a result that cannot be pickled, several launches in one process.
 
     That has left a group. A fork has it without its threads: whoever drops it there would wait for them for ever.
@@ -68,36 +70,10 @@ def test_launching_again_with_functions_no_module_knows(tmp_path):
     assert not PartialState._shared_state, "the launching process takes no part"
 
 
-CELL = """
-import os
-import torch
-from common.accelerator.launchers import debug_launcher
-from common.accelerator.state import PartialState
-
-os.sched_getaffinity = lambda pid: set(range(16))  # as on a machine with many cores
-
-def work():
-    weights = torch.randn(600, 600, requires_grad=True)
-    (weights @ weights).exp().sum().backward()
-    torch.nn.functional.conv2d(torch.randn(4, 8, 64, 64), torch.randn(8, 8, 3, 3)).sum()
-    return torch.get_num_threads()
-
-def train():
-    PartialState()
-    torch.set_num_threads(4)
-    os.write(1, f"threads {work()}\\n".encode())
-
-torch.set_num_threads(4)
-print("before", work(), flush=True)
-debug_launcher(train, num_processes=2)
-print("after", work())
-"""
-
-
 @pytest.mark.slow
 def test_a_fork_after_openmp_threads_does_not_hang():
     """libgomp's pool does not survive a fork: a forked process that used two threads would wait for ever."""
-    result = run_to_end([sys.executable, "-c", CELL], seconds=60)
+    result = run_to_end([sys.executable, str(CELLS)], seconds=60)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["after 4", "before 4", "threads 1", "threads 1"]
 

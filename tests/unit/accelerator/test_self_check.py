@@ -20,7 +20,7 @@ FSDP = ["--config_file", "03_accelerate/fsdp_two_processes.yaml"]
     "argv, kind",
     [pytest.param(CPU, "MULTI_CPU", marks=pytest.mark.slow), pytest.param(FSDP, "FSDP", marks=pytest.mark.long)],
 )
-def test_the_verdict(argv, kind, tmp_path, monkeypatch):
+def test_a_real_run_passes_each_check(argv, kind, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     result = run_to_end([sys.executable, "-m", "common.accelerator", "test", *argv])
     assert result.returncode == 0, result.stderr

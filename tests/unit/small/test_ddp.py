@@ -17,9 +17,8 @@ from common.processes import ranks
 from common.small.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 from common.weights import max_weight_difference
 
-IN_ONE_BUCKET = partial(BucketedDDP, bucket_mib=1000)
 IN_SMALL_BUCKETS = partial(BucketedDDP, bucket_mib=0.25)
-OURS = [NaiveDDP, OverlappedDDP, BucketedDDP, IN_ONE_BUCKET, IN_SMALL_BUCKETS]
+OURS = [NaiveDDP, OverlappedDDP, BucketedDDP, IN_SMALL_BUCKETS]
 
 
 def backward(model: nn.Module, images: torch.Tensor, targets: torch.Tensor, is_last: bool) -> None:

@@ -62,10 +62,10 @@ def cut_in_stages(schedule, micro_batches: int, model: BasicNet):
     return stage.module, lambda images, targets: stage.step(images, targets, micro_batches, schedule)
 
 
-WORLDS = [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+WORLDS = [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
 
 
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize("world_size", [*WORLDS, pytest.param(1, marks=pytest.mark.slow)])
 def test_cut_layers_train_the_weights_of_level_00(world_size):
     of_ranks = ranks(world_size).run(train, cut_in_tensors)
     expected = level_00().weights
@@ -85,7 +85,7 @@ def test_cut_layers_train_the_weights_of_level_00(world_size):
     "micro_batches, schedule",  # five are uneven; of one there is only one schedule
     [(1, all_forward_first), (5, all_forward_first), (5, one_forward_one_backward)],
 )
-@pytest.mark.parametrize("world_size", WORLDS[1:])
+@pytest.mark.parametrize("world_size", WORLDS)
 def test_stages_train_the_weights_of_level_00(world_size, micro_batches, schedule):
     of_ranks = ranks(world_size).run(train, partial(cut_in_stages, schedule, micro_batches))
     of_all_ranks = {}
