@@ -14,8 +14,8 @@ The files bear the names that Accelerate gives them. The second model is in mode
                 manifest_R.json                           the list of this file
 
 The main process writes the main part, every other process a rank part. In `utils/`, checkpoint_folder.py shows how a
-save of several processes becomes a checkpoint, checkpoint_manifest.py finds damage, save_ids.py says which parts belong
-to one save, and serialization.py keeps files free of code.
+save of several processes becomes a checkpoint, checkpoint_manifest.py finds damage, checkpoint_history.py the newest
+checkpoint, save_ids.py says which parts belong to one save, and serialization.py keeps files free of code.
 """
 
 import os
@@ -23,6 +23,7 @@ import re
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,16 +39,15 @@ from .shard import DataLoaderShard
 from .state import AcceleratorState, GradientState, PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import (
+    complete_draft,
     draft_of_this_rank,
     finish_or_warn,
     finish_save,
-    numbered,
     publish_main_part,
     publish_rank_part,
-    recover_newest,
     remove,
-    remove_old_checkpoints,
 )
+from .utils.checkpoint_history import numbered, recover_newest, remove_old_checkpoints
 from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
@@ -147,60 +147,67 @@ def save_state(
         OSError: if something cannot be written, or an old checkpoint cannot be removed.
         Exception: what a hook or an object met.
     """
-    if all_ranks or AcceleratorState().is_fsdp2:
-        return _save_together(run, output_dir, safe_serialization)
-    return _save_alone(run, output_dir, safe_serialization)
-
-
-def _save_alone(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
-    """Save the part of this process, whatever the others do.
-
-    A save that fails uses up its number on several processes, because others may have saved. On one process, and with
-    `all_ranks`, it keeps it, as in the original.
-    """
     project = run.project
-    folder = _folder_to_save(project, output_dir)
-    save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
-    draft = draft_of_this_rank(folder)
-    try:
-        _begin_draft(project, folder, draft)
-        weights = _weights_by_file(run, draft, safe_serialization)
-        _write(_contents_by_file(run, weights), draft)
-        if _writes_main_part(project):
-            publish_main_part(draft, folder, save_id)
-        else:
-            publish_rank_part(draft, folder, save_id)
-    except BaseException:
-        remove(draft)
-        if PartialState().use_distributed:
-            project.iteration += 1
-        raise
-    project.iteration += 1
-    _make_room(project, folder)
-    return folder
-
-
-def _save_together(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
-    project = run.project
-    # All take both from the main process, which may have saved alone before, and then has another number.
-    project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-    folder = _folder_to_save(project, output_dir)
-    draft = draft_of_this_rank(folder)
     is_main = _writes_main_part(project)
-    try:
-        # Under FSDP `_weights_by_file` and `_contents_by_file` are collectives, which no rank may enter alone.
-        run_on_all_ranks(lambda: _begin_draft(project, folder, draft))
-        weights = run_on_all_ranks(lambda: _weights_by_file(run, draft, safe_serialization))
-        run_on_all_ranks(lambda: _write(_contents_by_file(run, weights), draft))
-        run_on_all_ranks(lambda: publish_rank_part(draft, folder, save_id), runs_here=not is_main)
-        # The main part comes last, because with it the checkpoint appears.
-        run_on_all_ranks(lambda: publish_main_part(draft, folder, save_id), runs_here=is_main)
+    # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
+    all_ranks = all_ranks or AcceleratorState().is_fsdp2
+    step: Callable[[], AbstractContextManager[None]] = errors_on_all_ranks if all_ranks else nullcontext
+    if all_ranks:
+        # All take both from the main process, which may have saved alone before, and then has another number.
+        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
+        folder = _folder_to_save(project, output_dir)
+    else:
+        folder = _folder_to_save(project, output_dir)
+        save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
+    draft = draft_of_this_rank(folder)
+    try:  # checkpoint_folder.py shows what is on the disk after each step.
+        with step():
+            _begin_draft(project, folder, draft)
+        with step():
+            weights = _weights_by_file(run, draft, safe_serialization)
+        with step():
+            _write(_contents_by_file(run, weights), draft)
+            complete_draft(draft, save_id, is_main)
+        with step():
+            if not is_main:
+                publish_rank_part(draft, folder, save_id)
+        with step():  # The main part comes last, because with it the checkpoint appears.
+            if is_main:
+                publish_main_part(draft, folder)
     except BaseException:
         remove(draft)
+        if PartialState().use_distributed and not all_ranks:
+            project.iteration += 1  # Others may have saved under this number.
         raise
     project.iteration += 1
-    run_on_all_ranks(lambda: _make_room(project, folder))
+    with step():
+        if is_main and project.automatic_checkpoint_naming and project.total_limit is not None:
+            remove_old_checkpoints(folder, project.total_limit)
     return folder
+
+
+def _writes_main_part(project: ProjectConfiguration) -> bool:
+    """True for the main process; with `save_on_each_node` for the first one of each machine."""
+    state = PartialState()
+    return state.is_local_main_process if project.save_on_each_node else state.is_main_process
+
+
+def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
+    if project.automatic_checkpoint_naming:
+        return _folder_of_all(project) / f"checkpoint_{project.iteration}"
+    if output_dir is None:
+        raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
+    return _absolute(output_dir)
+
+
+def _folder_of_all(project: ProjectConfiguration) -> Path:
+    if project.project_dir is None:
+        raise ValueError("automatic_checkpoint_naming needs a project_dir")
+    return Path(os.path.abspath(project.project_dir), "checkpoints")
+
+
+def _absolute(folder: str | os.PathLike) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(folder)))
 
 
 def _begin_draft(project: ProjectConfiguration, folder: Path, draft: Path) -> None:
@@ -220,42 +227,6 @@ def _weights_by_file(run: RunState, draft: Path, safe_serialization: bool) -> di
     for hook in run.save_hooks:
         hook(run.models, weights, str(draft))
     return _by_file(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
-
-
-def _make_room(project: ProjectConfiguration, just_written: Path) -> None:
-    if _writes_main_part(project) and project.automatic_checkpoint_naming and project.total_limit is not None:
-        remove_old_checkpoints(just_written, project.total_limit)
-
-
-def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
-    if project.automatic_checkpoint_naming:
-        return _folder_of_all(project) / f"checkpoint_{project.iteration}"
-    if output_dir is None:
-        raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
-    return _absolute(output_dir)
-
-
-def _absolute(folder: str | os.PathLike) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(folder)))
-
-
-def _folder_of_all(project: ProjectConfiguration) -> Path:
-    if project.project_dir is None:
-        raise ValueError("automatic_checkpoint_naming needs a project_dir")
-    return Path(os.path.abspath(project.project_dir), "checkpoints")
-
-
-def _writes_main_part(project: ProjectConfiguration) -> bool:
-    """True for the main process; with `save_on_each_node` for the first one of each machine."""
-    state = PartialState()
-    return state.is_local_main_process if project.save_on_each_node else state.is_main_process
-
-
-def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The gradients of `model`, on the CPU, by the names of their parameters."""
-    with whole_parameters(model):
-        parameters = innermost_model(model).named_parameters()
-        return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
 def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
@@ -286,6 +257,13 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
     # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
     rank_state["loaders"] = loader_states
     return rank_file
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of `model`, on the CPU, by the names of their parameters."""
+    with whole_parameters(model):
+        parameters = innermost_model(model).named_parameters()
+        return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
 def _write(contents: dict[str, Any], folder: Path) -> None:
@@ -338,7 +316,9 @@ def load_state(
     # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
     owns_disk = _writes_main_part(run.project)
     is_verified = input_dir is None and PartialState().is_main_process  # `_newest_checkpoint` has done it.
-    run_on_all_ranks(lambda: finish_or_warn(folder), runs_here=owns_disk)
+    with errors_on_all_ranks():
+        if owns_disk:
+            finish_or_warn(folder)
     with errors_on_all_ranks(), ThreadPoolExecutor() as threads:
         # Verification costs no time while this thread reads. What it finds is raised, and not what reading then meets.
         verification = threads.submit(verify, folder) if owns_disk and not is_verified else None
@@ -347,9 +327,10 @@ def load_state(
         finally:
             if verification is not None:
                 verification.result()
-    run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
-    # Under FSDP this is a collective, so no rank may have failed before.
-    run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients))
+    with errors_on_all_ranks():
+        _restore(run, saved, load_model_func_kwargs)
+    with errors_on_all_ranks():  # Under FSDP this is a collective, so no rank may have failed before.
+        _restore_gradients(run.models, saved.gradients)
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
     if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
@@ -364,16 +345,6 @@ def _newest_checkpoint(project: ProjectConfiguration) -> Path:
     parent = _folder_of_all(project)
     name = run_on_all_ranks(lambda: recover_newest(parent).name, PartialState().is_main_process)
     return parent / broadcast_object_list([name])[0]
-
-
-def _next_iteration(project: ProjectConfiguration) -> int:
-    """The number of the next checkpoint, according to the main process. A collective.
-
-    It comes after the highest on disk: if the script has gone back to an older checkpoint, the newer ones stay.
-    """
-    folders = run_on_all_ranks(lambda: numbered(_folder_of_all(project)), PartialState().is_main_process)
-    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
-    return broadcast_object_list([max(project.iteration, next_on_disk)])[0]
 
 
 @dataclass(frozen=True)
@@ -509,3 +480,13 @@ def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: 
     if left:
         hint = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", saved.checkpoint.folder, ", ".join(left), hint)
+
+
+def _next_iteration(project: ProjectConfiguration) -> int:
+    """The number of the next checkpoint, according to the main process. A collective.
+
+    It comes after the highest on disk: if the script has gone back to an older checkpoint, the newer ones stay.
+    """
+    folders = run_on_all_ranks(lambda: numbered(_folder_of_all(project)), PartialState().is_main_process)
+    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+    return broadcast_object_list([max(project.iteration, next_on_disk)])[0]
