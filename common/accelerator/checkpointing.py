@@ -136,7 +136,7 @@ def save_state(
         output_dir: the folder, where ~ is the home folder; under automatic naming
             `project_dir/checkpoints/checkpoint_{iteration}` instead.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
-        all_ranks: all processes call this, and each step begins when all of them have done the one before. So no
+        all_ranks: all processes call this, and each stage begins when all of them have done the one before. So no
             checkpoint appears unless all ranks have written their parts, and what one process meets is raised on all.
             (The original ignores this argument.)
 
@@ -151,7 +151,7 @@ def save_state(
     is_main = _writes_main_part(project)
     # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
     all_ranks = all_ranks or AcceleratorState().is_fsdp2
-    step: Callable[[], AbstractContextManager[None]] = errors_on_all_ranks if all_ranks else nullcontext
+    stage: Callable[[], AbstractContextManager[None]] = errors_on_all_ranks if all_ranks else nullcontext
     if all_ranks:
         # All take both from the main process, which may have saved alone before, and then has another number.
         project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
@@ -160,27 +160,27 @@ def save_state(
         folder = _folder_to_save(project, output_dir)
         save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
     draft = draft_of_this_rank(folder)
-    try:  # checkpoint_folder.py shows what is on the disk after each step.
-        with step():
+    try:  # checkpoint_folder.py shows what is on the disk after each stage.
+        with stage():
             _begin_draft(project, folder, draft)
-        with step():
+        with stage():
             weights = _weights_by_file(run, draft, safe_serialization)
-        with step():
+        with stage():
             _write(_contents_by_file(run, weights), draft)
             complete_draft(draft, save_id, is_main)
-        with step():
+        with stage():
             if not is_main:
                 publish_rank_part(draft, folder, save_id)
-        with step():  # The main part comes last, because with it the checkpoint appears.
+        with stage():  # The main part comes last, because with it the checkpoint appears.
             if is_main:
                 publish_main_part(draft, folder)
     except BaseException:
         remove(draft)
         if PartialState().use_distributed and not all_ranks:
-            project.iteration += 1  # Others may have saved under this number.
+            project.iteration += 1  # Others may have saved under this number. Else it stays, as in the original.
         raise
     project.iteration += 1
-    with step():
+    with stage():
         if is_main and project.automatic_checkpoint_naming and project.total_limit is not None:
             remove_old_checkpoints(folder, project.total_limit)
     return folder

@@ -1,20 +1,20 @@
 """The steps from the parts of a save to a checkpoint. A kill at any moment loses no complete checkpoint.
 
 The main process writes the main part of a checkpoint, every other process a rank part. When ranks 0 and 1 save to the
-folder `c`, which has an older checkpoint, this is there after each step:
+folder `c`, which has an older checkpoint, this is there after each stage:
 
-    step                                               beside c                    in c
-    1  Each rank writes its files to its draft, and    .c.draft_0  .c.draft_1      the older checkpoint
+    stage                                               beside c                   in c
+    1  Each rank writes its files to its draft, and     .c.draft_0  .c.draft_1     the older checkpoint
        then its manifest, the list of these files.
-    2  Rank 1 renames its draft.                       .c.draft_0  .c.part_1_ID    the older checkpoint
-    3  Rank 0 renames its draft.                       .c.part_1_ID                the older checkpoint, .main_part
-    4  Rank 0 moves its files to c, the manifest last. .c.part_1_ID                the new checkpoint
-    5  The later one of the two moves the files of     –                           the new checkpoint, with the
+    2  Rank 1 renames its draft.                        .c.draft_0  .c.part_1_ID   the older checkpoint
+    3  Rank 0 renames its draft.                        .c.part_1_ID               the older checkpoint, .main_part
+    4  Rank 0 moves its files to c, the manifest last.  .c.part_1_ID               the new checkpoint
+    5  The later one of the two moves the files of      –                          the new checkpoint, with the
        rank 1, the manifest last.                                                  part of rank 1
 
-If there is no `c`, step 3 makes it, and step 4 is not needed. Rank 1 may also come later: then step 2 comes after 4.
+If there is no `c`, stage 3 makes it, and stage 4 has nothing to do. Rank 1 may also do stage 2 after rank 0's stage 4.
 
-A rename is atomic, so a part is complete as soon as step 2 or 3 is done. If rank 0 is killed before step 3, the older
+A rename is atomic, so a part is complete as soon as stage 2 or 3 is done. If rank 0 is killed before stage 3, the older
 checkpoint is as it was. If it is killed later, the next save or load does what is left. Of each rank only the newest
 part waits for its main part, by the ID of the save. If a rank has failed, was killed or does not save, the checkpoint
 has no part of it, and loading says so.
