@@ -92,6 +92,12 @@ class RunState:
     step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
 
+    @property
+    def writes_main_part(self) -> bool:
+        """True on the main process; with `save_on_each_node` on the first one of each machine."""
+        state = PartialState()
+        return state.is_local_main_process if self.project.save_on_each_node else state.is_main_process
+
     def objects_by_file(self) -> dict[str, Any]:
         """All objects with a `state_dict` but models and loaders, by the names of their files."""
         objects = _by_file(OPTIMIZER_FILE, self.optimizers) | _by_file(SCHEDULER_FILE, self.schedulers)
@@ -148,7 +154,6 @@ def save_state(
         Exception: what a hook or an object met.
     """
     project = run.project
-    is_main = _writes_main_part(project)
     # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
     all_ranks = all_ranks or AcceleratorState().is_fsdp2
     stage: Callable[[], AbstractContextManager[None]] = errors_on_all_ranks if all_ranks else nullcontext
@@ -162,17 +167,17 @@ def save_state(
     draft = draft_of_this_rank(folder)
     try:  # checkpoint_folder.py shows what is on the disk after each stage.
         with stage():
-            _begin_draft(project, folder, draft)
+            _begin_draft(run, folder, draft)
         with stage():
             weights = _weights_by_file(run, draft, safe_serialization)
         with stage():
             _write(_contents_by_file(run, weights), draft)
-            complete_draft(draft, save_id, is_main)
+            complete_draft(draft, save_id, run.writes_main_part)
         with stage():
-            if not is_main:
+            if not run.writes_main_part:
                 publish_rank_part(draft, folder, save_id)
         with stage():  # The main part comes last, because with it the checkpoint appears.
-            if is_main:
+            if run.writes_main_part:
                 publish_main_part(draft, folder)
     except BaseException:
         remove(draft)
@@ -181,15 +186,9 @@ def save_state(
         raise
     project.iteration += 1
     with stage():
-        if is_main and project.automatic_checkpoint_naming and project.total_limit is not None:
+        if run.writes_main_part and project.automatic_checkpoint_naming and project.total_limit is not None:
             remove_old_checkpoints(folder, project.total_limit)
     return folder
-
-
-def _writes_main_part(project: ProjectConfiguration) -> bool:
-    """True for the main process; with `save_on_each_node` for the first one of each machine."""
-    state = PartialState()
-    return state.is_local_main_process if project.save_on_each_node else state.is_main_process
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
@@ -210,12 +209,12 @@ def _absolute(folder: str | os.PathLike) -> Path:
     return Path(os.path.abspath(os.path.expanduser(folder)))
 
 
-def _begin_draft(project: ProjectConfiguration, folder: Path, draft: Path) -> None:
+def _begin_draft(run: RunState, folder: Path, draft: Path) -> None:
     """Make an empty draft. Before, the main process ends an earlier save into `folder` that was interrupted."""
-    if _writes_main_part(project):
-        if project.automatic_checkpoint_naming and os.path.lexists(folder):
+    if run.writes_main_part:
+        if run.project.automatic_checkpoint_naming and os.path.lexists(folder):
             hint = "`load_state` first, or set `project_configuration.iteration`"
-            raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {hint}")
+            raise ValueError(f"Checkpoint directory {folder} ({run.project.iteration}) already exists: {hint}")
         finish_save(folder)
     remove(draft)
     draft.mkdir(parents=True)
@@ -252,7 +251,7 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
             loader_states[name] = state
     rank_state |= get_random_states(PartialState().device)
     rank_file = {RANDOM_STATES_FILE.format(PartialState().process_index): rank_state}
-    if _writes_main_part(run.project):
+    if run.writes_main_part:
         return weights | states | loader_states | rank_file
     # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
     rank_state["loaders"] = loader_states
@@ -314,14 +313,13 @@ def load_state(
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
     # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
-    owns_disk = _writes_main_part(run.project)
-    is_verified = input_dir is None and PartialState().is_main_process  # `_newest_checkpoint` has done it.
     with errors_on_all_ranks():
-        if owns_disk:
+        if run.writes_main_part:
             finish_or_warn(folder)
+    is_verified = input_dir is None and PartialState().is_main_process  # `_newest_checkpoint` has done it.
     with errors_on_all_ranks(), ThreadPoolExecutor() as threads:
         # Verification costs no time while this thread reads. What it finds is raised, and not what reading then meets.
-        verification = threads.submit(verify, folder) if owns_disk and not is_verified else None
+        verification = threads.submit(verify, folder) if run.writes_main_part and not is_verified else None
         try:
             saved = _read(run, folder, load_kwargs or {})
         finally:
@@ -334,7 +332,11 @@ def load_state(
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
     if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
-        run.project.iteration = _next_iteration(run.project)
+        # The next number comes after the highest on the main process's disk: if the script has gone back to an older
+        # checkpoint, the newer ones stay.
+        folders = run_on_all_ranks(lambda: numbered(_folder_of_all(run.project)), PartialState().is_main_process)
+        next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+        (run.project.iteration,) = broadcast_object_list([max(run.project.iteration, next_on_disk)])
     return saved.step
 
 
@@ -383,17 +385,31 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     names += [name for name in run.loaders_by_file() if name in checkpoint.files]
     states = {name: _read_file(checkpoint, name, **load_kwargs) for name in names}
+    rank_states = _read_rank_states(checkpoint, load_kwargs)
+    step = next(iter(rank_states.values()))["step"]  # All parts of a save have the same.
+    gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
+    own_state = rank_states.get(PartialState().process_index, {})
+    return SavedRun(checkpoint, states, step, own_state, _mean_gradients(gradients))
+
+
+def _read_rank_states(checkpoint: Checkpoint, load_kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The content of this rank's random_states_R.pkl by its number.
+
+    On another number of processes, or if this rank has no part, it is that of all ranks that have one.
+    """
     ranks = [manifest.rank for manifest in checkpoint.manifests]
     own_rank = PartialState().process_index
     if checkpoint.world_size == PartialState().num_processes and own_rank in ranks:
-        ranks = [own_rank]  # Else this rank goes on with the mean of all gradients that are there.
-    rank_states = {rank: _read_file(checkpoint, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
-    for rank, state in rank_states.items():  # A forged file may hold anything.
+        ranks = [own_rank]
+    rank_states = {}
+    for rank in ranks:
+        name = RANDOM_STATES_FILE.format(rank)
+        state = _read_file(checkpoint, name, **load_kwargs)
+        # A forged file may hold anything.
         if not isinstance(state, dict) or not {"step", "random_state", "torch_manual_seed"} <= state.keys():
-            raise CheckpointError(f"{folder}/{RANDOM_STATES_FILE.format(rank)} is not what a rank saves")
-    step = rank_states[ranks[0]]["step"]  # All parts of a save have the same.
-    gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
-    return SavedRun(checkpoint, states, step, rank_states.get(own_rank, {}), _mean_gradients(gradients))
+            raise CheckpointError(f"{checkpoint.folder}/{name} is not what a rank saves")
+        rank_states[rank] = state
+    return rank_states
 
 
 def _mean_gradients(of_ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:
@@ -480,13 +496,3 @@ def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: 
     if left:
         hint = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", saved.checkpoint.folder, ", ".join(left), hint)
-
-
-def _next_iteration(project: ProjectConfiguration) -> int:
-    """The number of the next checkpoint, according to the main process. A collective.
-
-    It comes after the highest on disk: if the script has gone back to an older checkpoint, the newer ones stay.
-    """
-    folders = run_on_all_ranks(lambda: numbered(_folder_of_all(project)), PartialState().is_main_process)
-    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
-    return broadcast_object_list([max(project.iteration, next_on_disk)])[0]
