@@ -67,30 +67,20 @@ def train(args):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
-    progress = Progress(device)
+    progress = Progress(steps_per_epoch, device)
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, args.seed, train_set))
     saves = bool(args.checkpoint_dir)
     resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*")
     if resumes:
-        accelerator.load_state()  # the newest checkpoint that is whole: also `progress`, and random numbers
-        # The count of `accumulate` has come with it. This run may accumulate another number of micro-batches, so it
-        # begins a window of its own. The last one of the saved run was whole: `save` follows a step.
-        accelerator.step = 0
-        refuse_longer_training(args.epochs, progress.step, steps_per_epoch)
-        if accelerator.is_main_process:  # accelerator.print would print on each machine
-            print(f"{args.level}: resumed at step {progress.step}")
+        resume(accelerator, progress, args)
 
     with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:
         schedule = CheckpointSchedule(args.checkpoint_every, steps_per_epoch * args.epochs, signals, device)
-        for epoch in range(progress.unfinished_epoch(steps_per_epoch), args.epochs):
+        for epoch in range(progress.unfinished_epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             model.train()
-            micro_batches = train_loader
             steps_done = progress.step - epoch * steps_per_epoch
-            if steps_done > 0:  # The checkpoint was made within this epoch, or at its end, before the evaluation.
-                done = steps_done * args.gradient_accumulation_steps
-                micro_batches = accelerator.skip_first_batches(train_loader, done)
-            for images, targets in micro_batches:
+            for images, targets in skip_trained(accelerator, train_loader, steps_done):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
                     loss = F.nll_loss(model(images), targets)
                     accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
@@ -121,13 +111,15 @@ class Progress:
         loss_sum: this rank's losses of the steps of this epoch, added up on the device.
     """
 
-    def __init__(self, device):
+    def __init__(self, steps_per_epoch, device):
+        self.steps_per_epoch = steps_per_epoch
         self.step = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
 
-    def unfinished_epoch(self, steps_per_epoch):
+    @property
+    def unfinished_epoch(self):
         # An epoch ends with its evaluation. A checkpoint of its last step is made before that, and still belongs to it.
-        return max(self.step - 1, 0) // steps_per_epoch
+        return max(self.step - 1, 0) // self.steps_per_epoch
 
     def state_dict(self):
         return {"step": self.step, "loss_sum": self.loss_sum.item()}
@@ -135,6 +127,22 @@ class Progress:
     def load_state_dict(self, state):
         self.step = state["step"]
         self.loss_sum.fill_(state["loss_sum"])
+
+
+def resume(accelerator, progress, args):
+    accelerator.load_state()  # the newest checkpoint that is whole: also `progress`, and random numbers
+    # The count of `accumulate` has come with it. This run may accumulate another number of micro-batches, so it begins
+    # a window of its own. The last one of the saved run was whole: `save` follows a step.
+    accelerator.step = 0
+    refuse_longer_training(args.epochs, progress.step, progress.steps_per_epoch)
+    if accelerator.is_main_process:  # accelerator.print would print on each machine
+        print(f"{args.level}: resumed at step {progress.step}")
+
+
+def skip_trained(accelerator, loader, steps_done):
+    if steps_done == 0:
+        return loader
+    return accelerator.skip_first_batches(loader, steps_done * accelerator.gradient_accumulation_steps)
 
 
 def save(accelerator, model, progress):
