@@ -149,8 +149,8 @@ def save(accelerator, model, progress):
     refuse_not_finite(model, progress.step)
     # A checkpoint holds one sum for all ranks. Each goes on from the mean of their sums, which keeps that mean right.
     progress.loss_sum = accelerator.reduce(progress.loss_sum, reduction="mean")
-    # The number in the checkpoint's name. By default it counts the saves, and on Accelerate a resumed run begins at 0
-    # again, and meets the names of checkpoints that are there already.
+    # The checkpoint's name has the number of the step. By default save_state counts its calls. On Accelerate a resumed
+    # run would begin at 0 again, and meet names that are there already.
     accelerator.project_configuration.iteration = progress.step
     accelerator.save_state(all_ranks=True)  # a full disk raises an error on all of them; Accelerate ignores `all_ranks`
     if accelerator.is_main_process:

@@ -23,7 +23,7 @@ import re
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def save_state(
     project = run.project
     # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
     all_ranks = all_ranks or AcceleratorState().is_fsdp2
-    stage: Callable[[], AbstractContextManager[None]] = errors_on_all_ranks if all_ranks else nullcontext
+    stage = errors_on_all_ranks if all_ranks else nullcontext
     if all_ranks:
         # All take both from the main process, which may have saved alone before, and then has another number.
         project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
