@@ -9,11 +9,9 @@ and the same command continues a run that was stopped or killed.
 The same file runs on Hugging Face Accelerate: replace `common.accelerator` by `accelerate`.
 """
 
-from itertools import islice
-
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from common.accelerator import Accelerator
 from common.accelerator.utils import DataLoaderConfiguration, InitProcessGroupKwargs, ProjectConfiguration, set_seed
@@ -58,7 +56,10 @@ def train(args):
     train_set, test_set = load_data(args)
     loading = dict(collate_fn=collate, num_workers=args.num_workers, pin_memory=train_set.device.type != device.type)
     micro_batch = args.batch_size // args.gradient_accumulation_steps
-    train_loader = DataLoader(train_set, micro_batch, shuffle=True, drop_last=True, **loading)
+    steps_per_epoch = len(train_set) // args.batch_size
+    # An epoch is whole steps. drop_last would keep micro-batches at its end that are too few for a step.
+    sampler = RandomSampler(train_set, num_samples=steps_per_epoch * args.batch_size)
+    train_loader = DataLoader(train_set, micro_batch, sampler=sampler, **loading)
     test_loader = DataLoader(test_set, micro_batch, **loading)  # prepare gives all ranks equal parts of a batch
 
     model = build_model(args)  # prepare moves it to its device and into DDP; the optimizer keeps its parameters
@@ -66,25 +67,20 @@ def train(args):
     model, optimizer, train_loader, test_loader = accelerator.prepare(model, optimizer, train_loader, test_loader)
     set_seed(args.seed, device_specific=True)  # for dropout: each rank draws its own random numbers
 
-    steps_per_epoch = len(train_set) // args.batch_size
-    progress = Progress(device)
+    progress = Progress(steps_per_epoch, device)
     accelerator.register_for_checkpointing(progress, SameTraining(args.batch_size, args.seed, train_set))
     saves = bool(args.checkpoint_dir)
     resumes = saves and has_checkpoint(args.checkpoint_dir, "checkpoints/checkpoint_*")
     if resumes:
-        accelerator.load_state()  # the newest checkpoint that is whole: also `progress`, and random numbers
-        accelerator.step = 0  # the checkpoint's count of micro-batches; this run may accumulate another number
-        refuse_longer_training(args.epochs, progress.step, steps_per_epoch)
-        if accelerator.is_main_process:  # accelerator.print would print on each machine
-            print(f"{args.level}: resumed at step {progress.step}")
+        resume(accelerator, progress, args)
 
     with caught_signals(enabled=saves) as signals, measured(args, model, train_set, test_set, resumes) as report:
         schedule = CheckpointSchedule(args.checkpoint_every, steps_per_epoch * args.epochs, signals, device)
-        for epoch in range(progress.unfinished_epoch(steps_per_epoch), args.epochs):
+        for epoch in range(progress.unfinished_epoch, args.epochs):
             train_loader.set_epoch(epoch)  # another order for each epoch
             model.train()
-            steps_done = progress.step - epoch * steps_per_epoch  # may be all: then only the evaluation is left
-            for images, targets in remaining_micro_batches(accelerator, train_loader, steps_done, steps_per_epoch):
+            steps_done = progress.step - epoch * steps_per_epoch
+            for images, targets in skip_trained(accelerator, train_loader, steps_done):
                 with accelerator.accumulate(model):  # averages gradients at the last micro-batch of a step only
                     loss = F.nll_loss(model(images), targets)
                     accelerator.backward(loss)  # divided by the number of micro-batches, scaled under fp16
@@ -115,13 +111,15 @@ class Progress:
         loss_sum: this rank's losses of the steps of this epoch, added up on the device.
     """
 
-    def __init__(self, device):
+    def __init__(self, steps_per_epoch, device):
+        self.steps_per_epoch = steps_per_epoch
         self.step = 0
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
 
-    def unfinished_epoch(self, steps_per_epoch):
+    @property
+    def unfinished_epoch(self):
         # An epoch ends with its evaluation. A checkpoint of its last step is made before that, and still belongs to it.
-        return max(self.step - 1, 0) // steps_per_epoch
+        return max(self.step - 1, 0) // self.steps_per_epoch
 
     def state_dict(self):
         return {"step": self.step, "loss_sum": self.loss_sum.item()}
@@ -131,20 +129,28 @@ class Progress:
         self.loss_sum.fill_(state["loss_sum"])
 
 
-def remaining_micro_batches(accelerator, loader, steps_done, steps_per_epoch):
-    """The micro-batches of the steps of an epoch that are left after `steps_done`."""
-    per_step = accelerator.gradient_accumulation_steps
-    if steps_done > 0:  # the checkpoint was made within this epoch
-        loader = accelerator.skip_first_batches(loader, steps_done * per_step)
-    # An epoch may end with micro-batches that are too few for a step. The Accelerator would make a step of them.
-    return islice(loader, (steps_per_epoch - steps_done) * per_step)
+def resume(accelerator, progress, args):
+    accelerator.load_state()  # the newest checkpoint that is whole: also `progress`, and random numbers
+    # The count of `accumulate` has come with it. This run may accumulate another number of micro-batches, so it begins
+    # a window of its own. The last one of the saved run was whole: `save` follows a step.
+    accelerator.step = 0
+    refuse_longer_training(args.epochs, progress.step, progress.steps_per_epoch)
+    if accelerator.is_main_process:  # accelerator.print would print on each machine
+        print(f"{args.level}: resumed at step {progress.step}")
+
+
+def skip_trained(accelerator, loader, steps_done):
+    if steps_done == 0:
+        return loader
+    return accelerator.skip_first_batches(loader, steps_done * accelerator.gradient_accumulation_steps)
 
 
 def save(accelerator, model, progress):
     refuse_not_finite(model, progress.step)
     # A checkpoint holds one sum for all ranks. Each goes on from the mean of their sums, which keeps that mean right.
     progress.loss_sum = accelerator.reduce(progress.loss_sum, reduction="mean")
-    # The number in the checkpoint's name. `save_state` has no argument for it: Accelerate's scripts set it like this.
+    # The checkpoint's name has the number of the step. By default save_state counts its calls. On Accelerate a resumed
+    # run would begin at 0 again, and meet names that are there already.
     accelerator.project_configuration.iteration = progress.step
     accelerator.save_state(all_ranks=True)  # a full disk raises an error on all of them; Accelerate ignores `all_ranks`
     if accelerator.is_main_process:

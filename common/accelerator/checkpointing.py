@@ -14,8 +14,8 @@ The files bear the names that Accelerate gives them. The second model is in mode
                 manifest_R.json                           the list of this file
 
 The main process writes the main part, every other process a rank part. In `utils/`, checkpoint_folder.py shows how a
-save of several processes becomes a checkpoint, checkpoint_manifest.py finds damage, save_ids.py says which parts belong
-to one save, and serialization.py keeps files free of code.
+save of several processes becomes a checkpoint, checkpoint_manifest.py finds damage, checkpoint_history.py the newest
+checkpoint, save_ids.py says which parts belong to one save, and serialization.py keeps files free of code.
 """
 
 import os
@@ -23,6 +23,7 @@ import re
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,16 +39,15 @@ from .shard import DataLoaderShard
 from .state import AcceleratorState, GradientState, PartialState
 from .utils import save_ids
 from .utils.checkpoint_folder import (
+    complete_draft,
     draft_of_this_rank,
     finish_or_warn,
     finish_save,
-    numbered,
     publish_main_part,
     publish_rank_part,
-    recover_newest,
     remove,
-    remove_old_checkpoints,
 )
+from .utils.checkpoint_history import numbered, recover_newest, remove_old_checkpoints
 from .utils.checkpoint_manifest import Checkpoint, CheckpointError, read_checkpoint, verify
 from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
@@ -91,6 +91,12 @@ class RunState:
     load_hooks: list[Callable]
     step: int
     get_state_dict: Callable[[torch.nn.Module], dict[str, Any]]
+
+    @property
+    def writes_main_part(self) -> bool:
+        """True on the main process; with `save_on_each_node` on the first one of each machine."""
+        state = PartialState()
+        return state.is_local_main_process if self.project.save_on_each_node else state.is_main_process
 
     def objects_by_file(self) -> dict[str, Any]:
         """All objects with a `state_dict` but models and loaders, by the names of their files."""
@@ -136,7 +142,7 @@ def save_state(
         output_dir: the folder, where ~ is the home folder; under automatic naming
             `project_dir/checkpoints/checkpoint_{iteration}` instead.
         safe_serialization: write model.safetensors; otherwise pytorch_model.bin.
-        all_ranks: all processes call this, and each step begins when all of them have done the one before. So no
+        all_ranks: all processes call this, and each stage begins when all of them have done the one before. So no
             checkpoint appears unless all ranks have written their parts, and what one process meets is raised on all.
             (The original ignores this argument.)
 
@@ -147,68 +153,68 @@ def save_state(
         OSError: if something cannot be written, or an old checkpoint cannot be removed.
         Exception: what a hook or an object met.
     """
-    if all_ranks or AcceleratorState().is_fsdp2:
-        return _save_together(run, output_dir, safe_serialization)
-    return _save_alone(run, output_dir, safe_serialization)
-
-
-def _save_alone(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
-    """Save the part of this process, whatever the others do.
-
-    A save that fails uses up its number on several processes, because others may have saved. On one process, and with
-    `all_ranks`, it keeps it, as in the original.
-    """
     project = run.project
-    folder = _folder_to_save(project, output_dir)
-    save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
+    # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
+    all_ranks = all_ranks or AcceleratorState().is_fsdp2
+    stage = errors_on_all_ranks if all_ranks else nullcontext
+    if all_ranks:
+        # All take both from the main process, which may have saved alone before, and then has another number.
+        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
+        folder = _folder_to_save(project, output_dir)
+    else:
+        folder = _folder_to_save(project, output_dir)
+        save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
     draft = draft_of_this_rank(folder)
-    try:
-        _begin_draft(project, folder, draft)
-        weights = _weights_by_file(run, draft, safe_serialization)
-        _write(_contents_by_file(run, weights), draft)
-        if _writes_main_part(project):
-            publish_main_part(draft, folder, save_id)
-        else:
-            publish_rank_part(draft, folder, save_id)
+    try:  # checkpoint_folder.py shows what is on the disk after each stage.
+        with stage():
+            _begin_draft(run, folder, draft)
+        with stage():
+            weights = _weights_by_file(run, draft, safe_serialization)
+        with stage():
+            _write(_contents_by_file(run, weights), draft)
+            complete_draft(draft, save_id, run.writes_main_part)
+        with stage():
+            if not run.writes_main_part:
+                publish_rank_part(draft, folder, save_id)
+        with stage():  # The main part comes last, because with it the checkpoint appears.
+            if run.writes_main_part:
+                publish_main_part(draft, folder)
     except BaseException:
         remove(draft)
-        if PartialState().use_distributed:
-            project.iteration += 1
+        if PartialState().use_distributed and not all_ranks:
+            project.iteration += 1  # Others may have saved under this number. Else it stays, as in the original.
         raise
     project.iteration += 1
-    _make_room(project, folder)
+    with stage():
+        if run.writes_main_part and project.automatic_checkpoint_naming and project.total_limit is not None:
+            remove_old_checkpoints(folder, project.total_limit)
     return folder
 
 
-def _save_together(run: RunState, output_dir: str | os.PathLike | None, safe_serialization: bool) -> Path:
-    project = run.project
-    # All take both from the main process, which may have saved alone before, and then has another number.
-    project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-    folder = _folder_to_save(project, output_dir)
-    draft = draft_of_this_rank(folder)
-    is_main = _writes_main_part(project)
-    try:
-        # Under FSDP `_weights_by_file` and `_contents_by_file` are collectives, which no rank may enter alone.
-        run_on_all_ranks(lambda: _begin_draft(project, folder, draft))
-        weights = run_on_all_ranks(lambda: _weights_by_file(run, draft, safe_serialization))
-        run_on_all_ranks(lambda: _write(_contents_by_file(run, weights), draft))
-        run_on_all_ranks(lambda: publish_rank_part(draft, folder, save_id), runs_here=not is_main)
-        # The main part comes last, because with it the checkpoint appears.
-        run_on_all_ranks(lambda: publish_main_part(draft, folder, save_id), runs_here=is_main)
-    except BaseException:
-        remove(draft)
-        raise
-    project.iteration += 1
-    run_on_all_ranks(lambda: _make_room(project, folder))
-    return folder
+def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
+    if project.automatic_checkpoint_naming:
+        return _folder_of_all(project) / f"checkpoint_{project.iteration}"
+    if output_dir is None:
+        raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
+    return _absolute(output_dir)
 
 
-def _begin_draft(project: ProjectConfiguration, folder: Path, draft: Path) -> None:
+def _folder_of_all(project: ProjectConfiguration) -> Path:
+    if project.project_dir is None:
+        raise ValueError("automatic_checkpoint_naming needs a project_dir")
+    return Path(os.path.abspath(project.project_dir), "checkpoints")
+
+
+def _absolute(folder: str | os.PathLike) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(folder)))
+
+
+def _begin_draft(run: RunState, folder: Path, draft: Path) -> None:
     """Make an empty draft. Before, the main process ends an earlier save into `folder` that was interrupted."""
-    if _writes_main_part(project):
-        if project.automatic_checkpoint_naming and os.path.lexists(folder):
+    if run.writes_main_part:
+        if run.project.automatic_checkpoint_naming and os.path.lexists(folder):
             hint = "`load_state` first, or set `project_configuration.iteration`"
-            raise ValueError(f"Checkpoint directory {folder} ({project.iteration}) already exists: {hint}")
+            raise ValueError(f"Checkpoint directory {folder} ({run.project.iteration}) already exists: {hint}")
         finish_save(folder)
     remove(draft)
     draft.mkdir(parents=True)
@@ -220,42 +226,6 @@ def _weights_by_file(run: RunState, draft: Path, safe_serialization: bool) -> di
     for hook in run.save_hooks:
         hook(run.models, weights, str(draft))
     return _by_file(SAFE_WEIGHTS_NAME if safe_serialization else WEIGHTS_NAME, weights)
-
-
-def _make_room(project: ProjectConfiguration, just_written: Path) -> None:
-    if _writes_main_part(project) and project.automatic_checkpoint_naming and project.total_limit is not None:
-        remove_old_checkpoints(just_written, project.total_limit)
-
-
-def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
-    if project.automatic_checkpoint_naming:
-        return _folder_of_all(project) / f"checkpoint_{project.iteration}"
-    if output_dir is None:
-        raise ValueError("save_state needs a folder unless automatic_checkpoint_naming is on")
-    return _absolute(output_dir)
-
-
-def _absolute(folder: str | os.PathLike) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(folder)))
-
-
-def _folder_of_all(project: ProjectConfiguration) -> Path:
-    if project.project_dir is None:
-        raise ValueError("automatic_checkpoint_naming needs a project_dir")
-    return Path(os.path.abspath(project.project_dir), "checkpoints")
-
-
-def _writes_main_part(project: ProjectConfiguration) -> bool:
-    """True for the main process; with `save_on_each_node` for the first one of each machine."""
-    state = PartialState()
-    return state.is_local_main_process if project.save_on_each_node else state.is_main_process
-
-
-def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The gradients of `model`, on the CPU, by the names of their parameters."""
-    with whole_parameters(model):
-        parameters = innermost_model(model).named_parameters()
-        return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
 def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
@@ -281,11 +251,18 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
             loader_states[name] = state
     rank_state |= get_random_states(PartialState().device)
     rank_file = {RANDOM_STATES_FILE.format(PartialState().process_index): rank_state}
-    if _writes_main_part(run.project):
+    if run.writes_main_part:
         return weights | states | loader_states | rank_file
     # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
     rank_state["loaders"] = loader_states
     return rank_file
+
+
+def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients of `model`, on the CPU, by the names of their parameters."""
+    with whole_parameters(model):
+        parameters = innermost_model(model).named_parameters()
+        return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
 
 
 def _write(contents: dict[str, Any], folder: Path) -> None:
@@ -336,24 +313,30 @@ def load_state(
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
     # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
-    owns_disk = _writes_main_part(run.project)
+    with errors_on_all_ranks():
+        if run.writes_main_part:
+            finish_or_warn(folder)
     is_verified = input_dir is None and PartialState().is_main_process  # `_newest_checkpoint` has done it.
-    run_on_all_ranks(lambda: finish_or_warn(folder), runs_here=owns_disk)
     with errors_on_all_ranks(), ThreadPoolExecutor() as threads:
         # Verification costs no time while this thread reads. What it finds is raised, and not what reading then meets.
-        verification = threads.submit(verify, folder) if owns_disk and not is_verified else None
+        verification = threads.submit(verify, folder) if run.writes_main_part and not is_verified else None
         try:
             saved = _read(run, folder, load_kwargs or {})
         finally:
             if verification is not None:
                 verification.result()
-    run_on_all_ranks(lambda: _restore(run, saved, load_model_func_kwargs))
-    # Under FSDP this is a collective, so no rank may have failed before.
-    run_on_all_ranks(lambda: _restore_gradients(run.models, saved.gradients))
+    with errors_on_all_ranks():
+        _restore(run, saved, load_model_func_kwargs)
+    with errors_on_all_ranks():  # Under FSDP this is a collective, so no rank may have failed before.
+        _restore_gradients(run.models, saved.gradients)
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
     if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
-        run.project.iteration = _next_iteration(run.project)
+        # The next number comes after the highest on the main process's disk: if the script has gone back to an older
+        # checkpoint, the newer ones stay.
+        folders = run_on_all_ranks(lambda: numbered(_folder_of_all(run.project)), PartialState().is_main_process)
+        next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+        (run.project.iteration,) = broadcast_object_list([max(run.project.iteration, next_on_disk)])
     return saved.step
 
 
@@ -364,16 +347,6 @@ def _newest_checkpoint(project: ProjectConfiguration) -> Path:
     parent = _folder_of_all(project)
     name = run_on_all_ranks(lambda: recover_newest(parent).name, PartialState().is_main_process)
     return parent / broadcast_object_list([name])[0]
-
-
-def _next_iteration(project: ProjectConfiguration) -> int:
-    """The number of the next checkpoint, according to the main process. A collective.
-
-    It comes after the highest on disk: if the script has gone back to an older checkpoint, the newer ones stay.
-    """
-    folders = run_on_all_ranks(lambda: numbered(_folder_of_all(project)), PartialState().is_main_process)
-    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
-    return broadcast_object_list([max(project.iteration, next_on_disk)])[0]
 
 
 @dataclass(frozen=True)
@@ -412,17 +385,31 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
     names += [name for name in run.loaders_by_file() if name in checkpoint.files]
     states = {name: _read_file(checkpoint, name, **load_kwargs) for name in names}
+    rank_states = _read_rank_states(checkpoint, load_kwargs)
+    step = next(iter(rank_states.values()))["step"]  # All parts of a save have the same.
+    gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
+    own_state = rank_states.get(PartialState().process_index, {})
+    return SavedRun(checkpoint, states, step, own_state, _mean_gradients(gradients))
+
+
+def _read_rank_states(checkpoint: Checkpoint, load_kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The content of this rank's random_states_R.pkl by its number.
+
+    On another number of processes, or if this rank has no part, it is that of all ranks that have one.
+    """
     ranks = [manifest.rank for manifest in checkpoint.manifests]
     own_rank = PartialState().process_index
     if checkpoint.world_size == PartialState().num_processes and own_rank in ranks:
-        ranks = [own_rank]  # Else this rank goes on with the mean of all gradients that are there.
-    rank_states = {rank: _read_file(checkpoint, RANDOM_STATES_FILE.format(rank), **load_kwargs) for rank in ranks}
-    for rank, state in rank_states.items():  # A forged file may hold anything.
+        ranks = [own_rank]
+    rank_states = {}
+    for rank in ranks:
+        name = RANDOM_STATES_FILE.format(rank)
+        state = _read_file(checkpoint, name, **load_kwargs)
+        # A forged file may hold anything.
         if not isinstance(state, dict) or not {"step", "random_state", "torch_manual_seed"} <= state.keys():
-            raise CheckpointError(f"{folder}/{RANDOM_STATES_FILE.format(rank)} is not what a rank saves")
-    step = rank_states[ranks[0]]["step"]  # All parts of a save have the same.
-    gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
-    return SavedRun(checkpoint, states, step, rank_states.get(own_rank, {}), _mean_gradients(gradients))
+            raise CheckpointError(f"{checkpoint.folder}/{name} is not what a rank saves")
+        rank_states[rank] = state
+    return rank_states
 
 
 def _mean_gradients(of_ranks: list[list[dict[str, torch.Tensor]]]) -> list[dict[str, torch.Tensor]]:

@@ -36,22 +36,22 @@ def read_processes(gpus: int, needs_meeting_point: bool) -> Processes:
         ValueError: if the environment is incomplete or contradicts itself.
     """
     if dist.is_initialized():
-        world_size = dist.get_world_size()
         rank = dist.get_rank()
+        world_size = dist.get_world_size()
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        form_a_group = True
-    else:
-        needed = PROCESS_VARIABLES + (MEETING_VARIABLES if needs_meeting_point else ())
-        missing = [name for name in needed if not os.environ.get(name)]
-        world_size = int(os.environ.get("WORLD_SIZE", 1))
-        if world_size > 1 and missing:
-            raise ValueError(f"WORLD_SIZE={world_size} needs {', '.join(missing)} too: start with torchrun")
-        form_a_group = "WORLD_SIZE" in os.environ and not missing
-        rank = int(os.environ["RANK"]) if form_a_group else 0
-        local_rank = int(os.environ["LOCAL_RANK"]) if form_a_group else 0
-    processes = Processes(rank, world_size, local_rank, _read_local_world_size(world_size, gpus), form_a_group)
-    if form_a_group and not dist.is_initialized():
-        _check_ranks(processes, gpus)
+        local_world_size = _read_local_world_size(world_size, gpus)
+        return Processes(rank, world_size, local_rank, local_world_size, form_a_group=True)
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    needed = PROCESS_VARIABLES + (MEETING_VARIABLES if needs_meeting_point else ())
+    missing = [name for name in needed if not os.environ.get(name)]
+    if world_size > 1 and missing:
+        raise ValueError(f"WORLD_SIZE={world_size} needs {', '.join(missing)} too: start with torchrun")
+    if missing or "WORLD_SIZE" not in os.environ:
+        return Processes(0, world_size, 0, _read_local_world_size(world_size, gpus), form_a_group=False)
+    rank = int(os.environ["RANK"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    processes = Processes(rank, world_size, local_rank, _read_local_world_size(world_size, gpus), form_a_group=True)
+    _check_ranks(processes, gpus)
     return processes
 
 

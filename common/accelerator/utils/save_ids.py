@@ -45,7 +45,8 @@ def next_id(folder: Path, micro_step: int) -> str:
         # The first rank that comes here chooses the name. The store keeps it for the others, and none of them waits.
         store = dist.distributed_c10d._get_default_store()
         _names_of_runs[group] = store.compare_set("checkpointing/run", "", uuid.uuid4().hex).decode()
-    # torch does not document this count, but no other one is the same on all ranks whatever each of them saves.
+    # A count of our own would have to grow in each collective of the script, of the core, of DDP and of FSDP: torch's
+    # does, and is the same on all ranks whatever each of them saves. It is not documented:
     # `test_ids_are_the_same_on_all_ranks_and_differ_between_saves_into_one_folder` fails if torch changes it.
     moment = f"{_names_of_runs[group]}-{group._get_sequence_number_for_group()}-{micro_step}"
     _num_saves[moment, folder] += 1

@@ -91,17 +91,10 @@ def under_names_of(model: torch.nn.Module, weights: dict[str, Any]) -> dict[str,
     if weights.keys() == own.keys():
         # Returned unchanged: a new dict would lose the attribute `_metadata`, which holds the versions of the modules.
         return weights
-    return _add_tied_names(_rename_to_model(weights, own), own)
-
-
-def _rename_to_model(weights: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`weights` under the names in `own`, whichever of the two is of a model that `torch.compile` has wrapped.
-
-    {"_orig_mod.bias": b} becomes {"bias": b} if `own` has "bias", and
-    {"bias": b} becomes {"_orig_mod.bias": b} if `own` has "_orig_mod.bias".
-    """
+    # Of the two models one may be compiled: it has "_orig_mod.bias" where the other has "bias".
     own_names = {_without_compiler(name): name for name in own}
-    return {own_names.get(_without_compiler(name), name): tensor for name, tensor in weights.items()}
+    renamed = {own_names.get(_without_compiler(name), name): tensor for name, tensor in weights.items()}
+    return _add_tied_names(renamed, own)
 
 
 def _add_tied_names(weights: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

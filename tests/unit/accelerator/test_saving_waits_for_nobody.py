@@ -15,8 +15,7 @@ import torch.distributed as dist
 from common.accelerator import Accelerator
 from common.accelerator.operations import RemoteError
 from common.accelerator.state import PartialState
-from common.accelerator.utils import ProjectConfiguration, gather_object
-from common.accelerator.utils.checkpoint_folder import draft_of_this_rank, publish_main_part, publish_rank_part, remove
+from common.accelerator.utils import ProjectConfiguration, checkpoint_folder, gather_object
 from tests.states import forget_states
 from tests.unit.accelerator.several_processes import on_ranks
 
@@ -291,26 +290,27 @@ def test_a_rank_that_comes_early_and_fails_in_its_second_save_loses_no_part(tmp_
     folder = tmp_path / "c"
     rmtree = shutil.rmtree
 
-    def written(rank: int, text: str) -> Path:
-        """The draft of this rank, which this process is from now on."""
+    def written(rank: int, save_id: str) -> Path:
+        """The complete draft of this rank, which this process is from now on."""
         PartialState(cpu=True).process_index = rank
-        draft = draft_of_this_rank(folder)
+        draft = checkpoint_folder.draft_of_this_rank(folder)
         draft.mkdir()
-        (draft / f"file_{rank}").write_text(text)
+        (draft / f"file_{rank}").write_text(save_id)
+        checkpoint_folder.complete_draft(draft, save_id, is_main_part=rank == 0)
         return draft
 
     def remove_later(path: Path) -> None:
         monkeypatch.setattr(shutil, "rmtree", rmtree)
-        publish_rank_part(written(1, "third"), folder, "third")
+        checkpoint_folder.publish_rank_part(written(1, "third"), folder, "third")
         rmtree(path)
 
-    publish_rank_part(written(1, "first"), folder, "first")
-    remove(written(1, "second"))
+    checkpoint_folder.publish_rank_part(written(1, "first"), folder, "first")
+    checkpoint_folder.remove(written(1, "second"))
     draft = written(0, "first")
     monkeypatch.setattr(shutil, "rmtree", remove_later)
-    publish_main_part(draft, folder, "first")
+    checkpoint_folder.publish_main_part(draft, folder)
     assert (tmp_path / "c/file_1").read_text() == "first"
-    publish_main_part(written(0, "third"), folder, "third")
+    checkpoint_folder.publish_main_part(written(0, "third"), folder)
     assert (tmp_path / "c/file_1").read_text() == "third"
     assert not list(tmp_path.rglob(".*"))
 
