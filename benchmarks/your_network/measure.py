@@ -21,14 +21,15 @@ from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from benchmarks.harness.options import TIMEOUT_SECONDS, WARM_UP_STEPS
-from benchmarks.harness.paired import Samples, interval_of_median, ratios, take_turns
+from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, interval_of_median, ratios, take_turns
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import milliseconds
-from benchmarks.your_network.settings import Setting, check_batch, settings_on
 from benchmarks.your_network.spec import load
+from benchmarks.your_network.strategies import Setting, add_global_batch, settings_for
 from common.cores import available_cores, confine_to_device, threads_per_worker
 from common.errors import fail
+from common.flag_types import positive
 from common.instruments.result import quantity
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
@@ -37,6 +38,13 @@ from common.small.data_parallel import EmulatedDataParallel
 # A turn of a row takes about so many seconds, but no more than so many steps.
 SECONDS_OF_A_TURN = 1.0
 MOST_STEPS_OF_A_TURN = 50
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    flag = parser.add_argument
+    add_global_batch(parser)
+    flag("--devices", type=positive, nargs="+", metavar="N", help="how many (1 2; 1 on one GPU)")
+    flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
 
 
 class Work(NamedTuple):
@@ -58,13 +66,14 @@ def answer(options: argparse.Namespace) -> Samples:
     """Print a table, and return the seconds of a step of each row in each round."""
     has_one_gpu = torch.cuda.device_count() == 1
     devices = options.devices or ([1] if has_one_gpu else [1, 2])
-    check_batch(options.batch, devices)
+    settings = settings_for(options.batch, devices, (DATA_PARALLEL, DDP))
     cores = cores_per_device(max(devices))
     device = f"{cores} of this machine's {available_cores()} cores" if cores else torch.cuda.get_device_name()
-    title = load(options.spec, options.input).title
     work = Work(options.spec, options.input, options.batch, cores)
-    seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
-    steps = max(1, min(round(SECONDS_OF_A_TURN / statistics.median(seconds.values())), MOST_STEPS_OF_A_TURN))
+    title = load(work.spec, work.shape).title
+    seconds = try_settings(settings, work)
+    steps = round(SECONDS_OF_A_TURN / statistics.median(seconds.values()))
+    steps = min(max(steps, 1), MOST_STEPS_OF_A_TURN)
     seconds_of_round = sum(seconds.values()) * (WARM_UP_STEPS + steps)
     length = f"{quantity(options.rounds, 'round')} of some {seconds_of_round:.0f} s"
     heading = f"{title}, global batch {options.batch}, {length}"

@@ -160,16 +160,9 @@ def _empty_like(meta: Tensor) -> Tensor:
     except RuntimeError as error:
         if sys.platform != "linux" or OUT_OF_MEMORY not in str(error):
             raise
-        return _in_address_space(meta)
+        # Linux refuses to allocate a tensor larger than the machine's memory, even if nobody writes to it. With
+        # MAP_NORESERVE it gives the addresses alone. Such a storage cannot be resized.
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        room = mmap.mmap(-1, meta.untyped_storage().nbytes(), flags=kind)
+        return torch.frombuffer(room, dtype=meta.dtype).as_strided(meta.shape, meta.stride())
     return tensor.zero_() if _is_small(tensor) else tensor
-
-
-def _in_address_space(meta: Tensor) -> Tensor:
-    """A tensor like `meta` in address space that no memory is reserved for.
-
-    Linux refuses to allocate a tensor larger than the machine's memory, even if nobody writes to it. With MAP_NORESERVE
-    it gives the addresses alone. Such a storage cannot be resized.
-    """
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    room = mmap.mmap(-1, meta.untyped_storage().nbytes(), flags=kind)
-    return torch.frombuffer(room, dtype=meta.dtype).as_strided(meta.shape, meta.stride())
