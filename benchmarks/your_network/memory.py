@@ -124,7 +124,8 @@ def largest_batch(bytes_of: Callable[[int], int], limit: int) -> int:
     if not fitting:
         return 0
     # Eight sizes from `fitting` on to its double, and eight from there on to `too_many`.
-    sizes = [fitting * eighths // 8 for eighths in (*range(8, 16), *range(16, 32, 2))]
+    eighths = [*range(8, 16), *range(16, 32, 2)]
+    sizes = [fitting * count // 8 for count in eighths]
     smallest_too_many = bisect_right(sizes, limit, lo=1, key=bytes_of)
     return sizes[smallest_too_many - 1]
 
