@@ -114,7 +114,11 @@ def make_optimizer(network: UserNetwork, model: nn.Module, strategy: str) -> tor
 
 
 class SequentialDataParallel(EmulatedDataParallel):
-    """DataParallel whose replicas compute one after another: `without_computing` sees the operations of one thread."""
+    """DataParallel whose replicas compute one after another: `without_computing` sees the operations of one thread.
+
+    Their backwards follow one another too. So the first device's peak may be a fifth larger or smaller than with
+    replicas on threads, whose gradients come in turns (`benchmarks.suites.memory`).
+    """
 
     def parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
         return [replica(*args, **kwargs) for replica, (args, kwargs) in zip(replicas, shards, strict=True)]
