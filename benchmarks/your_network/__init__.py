@@ -3,8 +3,8 @@
 Each question is a file, from its flags to its table:
 
     question   number               how it is found
-    memory     bytes of a device    exact: torch's own DDP and FSDP take a step in a `simulated_training`, which runs
-                                    `without_computing`, and `common.memory` counts the storages
+    memory     bytes of a device    exact: torch's own DDP and FSDP, and the emulation of DataParallel, take a step in
+                                    a `simulated_training`, which runs `without_computing`; `common.memory` counts
     predict    operators and bytes  counted: `count`, in a step that runs `without_computing`, finds the costs
                seconds of a step    by a formula: `scaling` and `all_reduce`, of these costs and the published
                                     figures in `presets`
