@@ -91,7 +91,7 @@ class Training:
 def wrap(model: nn.Module, strategy: str, mesh: DeviceMesh) -> nn.Module:
     """The model as the strategy trains it on the devices of `mesh`."""
     if strategy == DATA_PARALLEL:
-        return SequentialDataParallel(model, mesh.size())
+        return EmulatedDataParallel(model, mesh.size())
     if strategy in (DDP, ZERO_1):
         wrapped = DistributedDataParallel(model)
         wrapped.register_comm_hook(None, _skip_all_reduce)
@@ -111,17 +111,6 @@ def make_optimizer(network: UserNetwork, model: nn.Module, strategy: str) -> tor
         optimizer = network.make_optimizer(model)
     use_foreach(optimizer)
     return optimizer
-
-
-class SequentialDataParallel(EmulatedDataParallel):
-    """DataParallel whose replicas compute one after another: `without_computing` sees the operations of one thread.
-
-    Their backwards follow one another too. So the first device's peak may be a fifth larger or smaller than with
-    replicas on threads, whose gradients come in turns (`benchmarks.suites.memory`).
-    """
-
-    def parallel_apply(self, replicas: list[nn.Module], shards: list[tuple[tuple, dict]]) -> list[Any]:
-        return [replica(*args, **kwargs) for replica, (args, kwargs) in zip(replicas, shards, strict=True)]
 
 
 def _skip_all_reduce(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
