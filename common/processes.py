@@ -102,8 +102,9 @@ class Ranks:
             raise
 
     def stop(self) -> None:
-        for worker in self.workers:
+        for worker in self.workers:  # All at once: a rank that outlives another would report its loss.
             worker.process.kill()
+        for worker in self.workers:
             worker.process.join()
             worker.pipe.close()
         self.workers = []

@@ -1,17 +1,16 @@
 """Questions about a network that is not of this repository: its memory, its speed on many GPUs, and its speed here.
 
-`__main__` reads the question, `spec` loads the network, a `user_network.UserNetwork`, and the `answer` of the
-question's module prints a table:
+Each question is a file, from its flags to its table:
 
     question   number               how it is found
-    memory     bytes of a device    exact: torch's own DDP and FSDP take a step `without_computing`, as rank 0 of a
-                                    group whose other ranks are not there, and `common.memory` counts the storages;
-                                    DataParallel is the emulation of `common.small.data_parallel`
-    predict    operators and bytes  counted: `count`, in a step `without_computing`, finds the costs
+    memory     bytes of a device    exact: torch's own DDP and FSDP, and the emulation of DataParallel, take a step in
+                                    a `simulated_training`, which runs `without_computing`; `common.memory` counts
+    predict    operators and bytes  counted: `count`, in a step that runs `without_computing`, finds the costs
                seconds of a step    by a formula: `scaling` and `all_reduce`, of these costs and the published
                                     figures in `presets`
     measure    seconds of a step    measured: ranks train the network in turns (`benchmarks.harness.paired`)
 
-`strategies` wraps the network for several devices, and `units` are the parts that FSDP gathers one at a time.
-`settings` and `formats` are the rows of the tables, and their numbers.
+`spec` loads the network, a `user_network.UserNetwork`; its failures are `errors`. `strategies` has the rows of `memory`
+and `measure`, and `formats` the numbers of all tables. `units` are the parts of a network that FSDP gathers one at a
+time, and `fused_attention` is the one operator that `without_computing` has to replace.
 """

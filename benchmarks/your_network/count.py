@@ -1,5 +1,8 @@
 """The multiply-adds, gradients, operators and bytes of a user's network, counted `without_computing`."""
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -8,22 +11,37 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.your_network.errors import StepFailed, failing_as
-from benchmarks.your_network.scaling import Gradient, NetworkCosts
 from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork, trainable, use_foreach
 from benchmarks.your_network.without_computing import makes_view, without_computing
 
-# Operators that start no kernel: they allocate a tensor, read a number, or mark a place in a profile.
-WITHOUT_KERNEL = {
-    "aten._local_scalar_dense",
-    "aten._unsafe_view",
-    "aten.empty",
-    "aten.empty_like",
-    "aten.empty_strided",
-    "aten.new_empty",
-    "aten.new_empty_strided",
-    "profiler._record_function_enter_new",
-    "profiler._record_function_exit",
-}
+
+class Gradient(NamedTuple):
+    """A parameter tensor's numbers, and the multiply-adds that backward has done when its gradient is there."""
+
+    parameters: int
+    done: int
+
+
+@dataclass(frozen=True)
+class NetworkCosts:
+    """The costs of a network's training step, all that a prediction knows of it.
+
+    Attributes:
+        gradients: in the order in which backward computes them.
+        multiply_adds: of the forward of one sample.
+        operators: how many one training step runs.
+        bytes_of_a_sample: by how many bytes more these operators read and write for each sample of the batch.
+    """
+
+    name: str
+    gradients: tuple[Gradient, ...]
+    multiply_adds: int
+    operators: int
+    bytes_of_a_sample: int
+
+    @property
+    def parameters(self) -> int:
+        return sum(gradient.parameters for gradient in self.gradients)
 
 
 @without_computing()
@@ -83,6 +101,20 @@ def count_products(network: UserNetwork, model: nn.Module, samples: int) -> tupl
         hook.remove()
     multiply_adds = forward.get_total_flops() // flops_per_multiply_add // samples
     return multiply_adds, tuple(gradients)
+
+
+# Operators that start no kernel: they allocate a tensor, read a number, or mark a place in a profile.
+WITHOUT_KERNEL = {
+    "aten._local_scalar_dense",
+    "aten._unsafe_view",
+    "aten.empty",
+    "aten.empty_like",
+    "aten.empty_strided",
+    "aten.new_empty",
+    "aten.new_empty_strided",
+    "profiler._record_function_enter_new",
+    "profiler._record_function_exit",
+}
 
 
 class StepCount(TorchDispatchMode):

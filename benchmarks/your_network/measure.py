@@ -7,7 +7,6 @@ host's memory, and take turns (`benchmarks.harness.paired`).
 
 import argparse
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,15 +20,17 @@ from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
 from benchmarks.harness.options import TIMEOUT_SECONDS, WARM_UP_STEPS
-from benchmarks.harness.paired import Samples, interval_of_median, ratios, take_turns
+from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, interval_of_median, ratios, take_turns
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import milliseconds
-from benchmarks.your_network.settings import Setting, check_batch, settings_on
 from benchmarks.your_network.spec import load
+from benchmarks.your_network.strategies import Setting, add_global_batch, settings_for
 from common.cores import available_cores, confine_to_device, threads_per_worker
 from common.errors import fail
+from common.flag_types import positive
 from common.instruments.result import quantity
+from common.launch import read_launch
 from common.process_group import process_group
 from common.processes import RankFailed, ranks
 from common.small.data_parallel import EmulatedDataParallel
@@ -37,6 +38,13 @@ from common.small.data_parallel import EmulatedDataParallel
 # A turn of a row takes about so many seconds, but no more than so many steps.
 SECONDS_OF_A_TURN = 1.0
 MOST_STEPS_OF_A_TURN = 50
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    flag = parser.add_argument
+    add_global_batch(parser)
+    flag("--devices", type=positive, nargs="+", metavar="N", help="how many (1 2; 1 on one GPU)")
+    flag("--rounds", type=positive, default=FEWEST_ROUNDS, metavar="R", help="turns that each takes (%(default)s)")
 
 
 class Work(NamedTuple):
@@ -58,17 +66,18 @@ def answer(options: argparse.Namespace) -> Samples:
     """Print a table, and return the seconds of a step of each row in each round."""
     has_one_gpu = torch.cuda.device_count() == 1
     devices = options.devices or ([1] if has_one_gpu else [1, 2])
-    check_batch(options.batch, devices)
+    settings = settings_for(options.batch, devices, (DATA_PARALLEL, DDP))
     cores = cores_per_device(max(devices))
-    device = f"{cores} of this machine's {available_cores()} cores" if cores else torch.cuda.get_device_name()
-    title = load(options.spec, options.input).title
     work = Work(options.spec, options.input, options.batch, cores)
-    seconds = try_settings(settings_on(devices, (DATA_PARALLEL, DDP)), work)
-    steps = max(1, min(round(SECONDS_OF_A_TURN / statistics.median(seconds.values())), MOST_STEPS_OF_A_TURN))
+    title = load(work.spec, work.shape).title
+    # One step of each says which can train the network, and how many steps make a turn.
+    seconds = try_settings(settings, work)
+    steps = round(SECONDS_OF_A_TURN / statistics.median(seconds.values()))
+    steps = min(max(steps, 1), MOST_STEPS_OF_A_TURN)
     seconds_of_round = sum(seconds.values()) * (WARM_UP_STEPS + steps)
     length = f"{quantity(options.rounds, 'round')} of some {seconds_of_round:.0f} s"
-    heading = f"{title}, global batch {options.batch}, {length}"
-    print(f"{heading}; a device is {device}.", flush=True)
+    device = f"{cores} of this machine's {available_cores()} cores" if cores else torch.cuda.get_device_name()
+    print(f"{title}, global batch {options.batch}, {length}; a device is {device}.", flush=True)
     contestants = {setting.name: partial(seconds_of_step, setting, work, steps) for setting in seconds}
     with tqdm(range(options.rounds), leave=False, disable=None) as rounds:
         samples = take_turns(contestants, rounds)
@@ -115,23 +124,11 @@ def seconds_of_step(setting: Setting, work: Work, steps: int) -> float:
         raise StepFailed(f"{setting.name} cannot train: rank {rank}: {reason}") from error
 
 
-def print_table(samples: Samples, batch: int) -> None:
-    print(f"\n{'devices':<18}{'ms a step':>11}{'samples/s':>11}{'faster':>8}{'interval':>13}")
-    for name, values in samples.items():
-        seconds = statistics.median(values)
-        speed_ups = ratios(samples[ONE_DEVICE], values)
-        faster = f"{statistics.median(speed_ups):.2f}×"
-        interval = interval_of_median(speed_ups)
-        ends = f"{interval.low:.2f}–{interval.high:.2f}"
-        print(f"{name:<18}{milliseconds(seconds):>11}{batch / seconds:>11,.1f}{faster:>8}{ends:>13}")
-    print(f"\nfaster: than {ONE_DEVICE}, round by round; interval: of the median ({interval.confidence:.0%}).")
-
-
 def time_steps(setting: Setting, work: Work, steps: int) -> float:
     """Seconds of a step on this rank, after a warm-up, with its share of the batch."""
     device = take_device(work.cores_per_device)
     network = load(work.spec, work.shape)
-    batch = network.make_batch(work.batch // int(os.environ["WORLD_SIZE"]))
+    batch = network.make_batch(work.batch // read_launch().world_size)
     group = contextlib.nullcontext()
     if setting.strategy == DDP:
         group = process_group("gloo" if device.type == "cpu" else "nccl")
@@ -148,12 +145,12 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
 
 def take_device(cores_per_device: int | None) -> torch.device:
     """The GPU of this rank, or the CPU, of which the rank from now on uses its own part only."""
-    local_rank = int(os.environ["LOCAL_RANK"])
+    launch = read_launch()
     if cores_per_device is None:
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    confine_to_device(local_rank, cores_per_device)
-    torch.set_num_threads(threads_per_worker(int(os.environ["WORLD_SIZE"])))
+        torch.cuda.set_device(launch.local_rank)
+        return torch.device("cuda", launch.local_rank)
+    confine_to_device(launch.local_rank, cores_per_device)
+    torch.set_num_threads(threads_per_worker(launch.world_size))
     return torch.device("cpu")
 
 
@@ -172,3 +169,15 @@ def _now(device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
+
+
+def print_table(samples: Samples, batch: int) -> None:
+    print(f"\n{'devices':<18}{'ms a step':>11}{'samples/s':>11}{'faster':>8}{'interval':>13}")
+    for name, values in samples.items():
+        seconds = statistics.median(values)
+        speed_ups = ratios(samples[ONE_DEVICE], values)
+        faster = f"{statistics.median(speed_ups):.2f}×"
+        interval = interval_of_median(speed_ups)
+        ends = f"{interval.low:.2f}–{interval.high:.2f}"
+        print(f"{name:<18}{milliseconds(seconds):>11}{batch / seconds:>11,.1f}{faster:>8}{ends:>13}")
+    print(f"\nfaster: than {ONE_DEVICE}, round by round; interval: of the median ({interval.confidence:.0%}).")

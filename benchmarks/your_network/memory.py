@@ -1,30 +1,25 @@
 """The memory that each strategy takes on each device, and the largest batch that fits.
 
-A step is run `without_computing`, and every storage is charged to its device (`common.memory`). So a step of a million
-samples takes no longer than a step of two.
+Nothing is computed (`simulated_training`), so a step of a million samples takes no longer than a step of two.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from textwrap import fill
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
-from benchmarks.harness.options import WARM_UP_STEPS
 from benchmarks.harness.records import totals
-from benchmarks.harness.replica_memory import track_replicas
-from benchmarks.harness.rows import DATA_PARALLEL, ONE_DEVICE
-from benchmarks.your_network import strategies
-from benchmarks.your_network.errors import StepFailed, failing_as
+from benchmarks.harness.rows import ONE_DEVICE
+from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.formats import mib
-from benchmarks.your_network.settings import Setting, check_batch, settings_on
+from benchmarks.your_network.simulated_training import Peaks, simulated_training
 from benchmarks.your_network.spec import load
+from benchmarks.your_network.strategies import PARALLEL_STRATEGIES, Setting, add_global_batch, settings_for
 from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork
-from benchmarks.your_network.without_computing import without_computing
-from common.memory import MemoryTracker, label
+from common.flag_types import positive
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
@@ -50,8 +45,14 @@ out whole parameters: rank 0 has the largest, but other ranks may need more
 memory. ZeRO-2 is FSDP2 without resharding: parameters are whole from forward to
 backward only, beside the part that a device keeps."""
 
-# The bytes by category of each device of this process at its peak: of a rank, or of all replicas.
-Peaks = list[dict[str, int]]
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    flag = parser.add_argument
+    add_global_batch(parser)
+    flag("--devices", type=positive, nargs="+", default=[1, 8], metavar="N", help="how many (1 8)")
+    flag("--precision", choices=PRECISIONS, default="no", help="of mixed precision (no)")
+    flag("--checkpointing", action="store_true", help="activation checkpointing of each block")
+    flag("--gib", type=positive, default=24, metavar="N", help="memory of a device, for the largest batch (24)")
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,13 @@ class MemoryRow:
 
     Attributes:
         peaks: those of a step with the global batch that was asked for.
-        fits: the largest global batch that fits, and 0 if none does; None where the search for it failed.
-        failure: why it failed, such as for a batch that the user's file cannot make; else empty.
+        fits: the largest global batch that fits, and 0 if none does. The search for it may fail, for example where
+            the user's file cannot make a large batch.
     """
 
     setting: Setting
     peaks: Peaks
-    fits: int | None
-    failure: str = ""
+    fits: int | StepFailed
 
 
 def answer(options: argparse.Namespace) -> list[MemoryRow]:
@@ -75,14 +75,14 @@ def answer(options: argparse.Namespace) -> list[MemoryRow]:
 
     Raises StepFailed if one device cannot train it.
     """
-    check_batch(options.batch, options.devices)
+    settings = settings_for(options.batch, options.devices, PARALLEL_STRATEGIES)
     network = load(options.spec, options.input)
     network = replace(network, autocast=PRECISIONS[options.precision], checkpointing=options.checkpointing)
     asked_for = f"global batch {options.batch}, mixed precision: {options.precision}, devices of {options.gib} GiB"
     print(f"{network.title}, {asked_for}\n")
     print(in_columns("strategy, devices", HEADS), flush=True)
     rows = []
-    for setting in settings_on(options.devices, strategies.PARALLEL_STRATEGIES):
+    for setting in settings:
         try:
             row = row_of(network, setting, options.batch, options.gib * GIB)
         except StepFailed as failure:
@@ -102,9 +102,9 @@ def row_of(network: UserNetwork, setting: Setting, batch: int, limit: int) -> Me
         peaks = training.peaks_of_step(batch // setting.devices)
         try:
             largest = largest_batch(lambda samples: max(totals(training.peaks_of_step(samples))), limit)
-        except StepFailed as error:
-            return MemoryRow(setting, peaks, fits=None, failure=str(error))
-    return MemoryRow(setting, peaks, fits=setting.devices * largest)
+        except StepFailed as failure:
+            return MemoryRow(setting, peaks, failure)
+    return MemoryRow(setting, peaks, setting.devices * largest)
 
 
 def largest_batch(bytes_of: Callable[[int], int], limit: int) -> int:
@@ -113,67 +113,21 @@ def largest_batch(bytes_of: Callable[[int], int], limit: int) -> int:
     Raises:
         StepFailed: if LARGEST_BATCH fits: the network's own batches do not grow with the number of samples.
     """
+    # It begins at the smallest, because the user's file, or the address space, may have no room for far too many.
     fitting = 0
     too_many = SMALLEST_BATCH
-    while (size := bytes_of(too_many)) <= limit:
+    while bytes_of(too_many) <= limit:
+        if too_many >= LARGEST_BATCH:
+            raise StepFailed(f"a step of {too_many} samples needs no more memory than one of fewer")
         fitting = too_many
-        if fitting >= LARGEST_BATCH:
-            raise StepFailed(f"a step of {fitting} samples needs no more memory than one of fewer")
-        too_many *= 2
-        # Twice the samples need at most twice the bytes, unless each is compared with each. Of the numbers that should
-        # therefore fit only the last is tried, up to 16 times as many: far more might not even be allocated.
-        should_fit = min(limit // size, 16) * fitting
-        while 2 * too_many <= should_fit:
-            too_many *= 2
-    while fitting and too_many - fitting > max(fitting // 8, 1):
-        middle = (fitting + too_many) // 2
-        if bytes_of(middle) <= limit:
-            fitting = middle
-        else:
-            too_many = middle
-    return fitting
-
-
-class Training:
-    """The training of a network on one process, with a batch of any size.
-
-    The process is a rank of `mesh`, or stands for all of its devices under DataParallel. `tracker` charges what it
-    allocates to its devices.
-
-    Raises:
-        StepFailed: if the strategy cannot take the network; or if the network, its batch or its loss does not work.
-    """
-
-    def __init__(self, network: UserNetwork, setting: Setting, mesh: DeviceMesh, tracker: MemoryTracker) -> None:
-        self.network = network
-        self.setting = setting
-        self.tracker = tracker
-        model = network.make_model()
-        with failing_as(f"{setting.strategy} cannot wrap {network.title}"):
-            self.model = strategies.wrap(model, setting.strategy, mesh)
-        for parameter in self.model.parameters():
-            label(parameter, "parameters")
-        self.optimizer = strategies.make_optimizer(network, self.model, setting.strategy)
-
-    def peaks_of_step(self, samples: int) -> Peaks:
-        """Take a step of so many samples on each device, and return its peaks."""
-        self.tracker.reset_peaks()
-        if self.setting.strategy == DATA_PARALLEL:
-            samples *= self.setting.devices  # one process has the inputs of all devices, and cuts them
-        # The loop of a training holds the batch until the next one: it lies on the device during backward too.
-        batch = self.network.make_batch(samples)
-        self.network.take_step(self.model, self.optimizer, batch)
-        return list(self.tracker.peaks().values())
-
-
-@contextmanager
-def simulated_training(network: UserNetwork, setting: Setting) -> Iterator[Training]:
-    """The training on rank 0 of a fake process group, after a warm-up. Raises what `Training` raises."""
-    with strategies.fake_group(setting.devices) as mesh, without_computing(), track_replicas() as tracker:
-        training = Training(network, setting, mesh, tracker)
-        for _ in range(WARM_UP_STEPS):
-            training.peaks_of_step(SMALLEST_BATCH)
-        yield training
+        too_many *= 4
+    if not fitting:
+        return 0
+    # Eight sizes from `fitting` on to its double, and eight from there on to `too_many`.
+    eighths = [*range(8, 16), *range(16, 32, 2)]
+    sizes = [fitting * count // 8 for count in eighths]
+    smallest_too_many = bisect_right(sizes, limit, lo=1, key=bytes_of)
+    return sizes[smallest_too_many - 1]
 
 
 def print_row(row: MemoryRow) -> None:
@@ -182,11 +136,12 @@ def print_row(row: MemoryRow) -> None:
     fullest = row.peaks[sums.index(max(sums))]
     only_rank_0_is_known = len(sums) < row.setting.devices
     least = "–" if only_rank_0_is_known else mib(min(sums))
-    fits = "?" if row.fits is None else str(row.fits or "–")
+    search_failed = isinstance(row.fits, StepFailed)
+    fits = "?" if search_failed else str(row.fits or "–")
     cells = [*map(mib, fullest.values()), mib(max(sums)), least, fits]
     print(in_columns(row.setting.name, cells), flush=True)
-    if row.failure:
-        print_failure(f"?: {row.failure}")
+    if search_failed:
+        print_failure(f"?: {row.fits}")
 
 
 def print_failure(text: str) -> None:

@@ -2,8 +2,7 @@
 
 from typing import NamedTuple
 
-from benchmarks.your_network.all_reduce import Cluster, Link
-from benchmarks.your_network.scaling import NetworkCosts, Setup, fill_buckets
+from benchmarks.your_network.all_reduce import Link
 
 # Latencies and bandwidths are NCCL's: src/graph/tuning.cc of version 2.8 (hwLat of a ring, protocol Simple), and
 # src/graph/topo.h (SM60_NVLINK_BW to SM100_NVLINK_BW, PCI_BW, NET_BW).
@@ -68,29 +67,6 @@ NETWORK = {
 }
 
 LAUNCH_SECONDS = 10e-6  # assumed: the time to start an operator from Python
-
 # The costs of torchvision's ResNet-50, as `count` finds them.
 RESNET50_MULTIPLY_ADDS = 4_089_184_256
 RESNET50_BYTES_OF_A_SAMPLE = 780_116_880
-
-
-def times_resnet50(costs: NetworkCosts) -> float:
-    """The time that a network's kernels take, as a multiple of ResNet-50's on the same GPU.
-
-    It is the ratio of multiply-adds or that of bytes, whichever is larger. On a P100, published times are 17 % longer
-    than this (Inception V3), 4 % shorter (ResNet-101) and 56 % shorter (VGG-16, which moves few bytes).
-    """
-    by_operations = costs.multiply_adds / RESNET50_MULTIPLY_ADDS
-    by_bytes = costs.bytes_of_a_sample / RESNET50_BYTES_OF_A_SAMPLE
-    return max(by_operations, by_bytes)
-
-
-def setup(costs: NetworkCosts, gpu: str, inner: str, gpus_per_node: int, network: str) -> Setup:
-    """A network under DDP on hardware that is named as above: in GPUS, INNER and NETWORK."""
-    inner_links = PCIE | {"nvlink": GPUS[gpu].nvlink}
-    return Setup(
-        buckets=fill_buckets(costs.gradients),
-        sample_seconds=times_resnet50(costs) / GPUS[gpu].resnet50_per_second,
-        launch_seconds=costs.operators * LAUNCH_SECONDS,
-        cluster=Cluster(gpus_per_node, inner_links[inner], NETWORK[network]),
-    )

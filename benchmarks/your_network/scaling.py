@@ -18,39 +18,11 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from benchmarks.your_network.all_reduce import Cluster, seconds_of_all_reduce
+from benchmarks.your_network.count import Gradient
 
 GRADIENT_BYTES = 4  # float32
 PAYING_EFFICIENCY = 0.9  # GPUs pay if their scaling efficiency is more than this.
 LARGEST_GLOBAL_BATCH = 2**20
-
-
-class Gradient(NamedTuple):
-    """A parameter tensor's numbers, and the multiply-adds that backward has done when its gradient is there."""
-
-    parameters: int
-    done: int
-
-
-@dataclass(frozen=True)
-class NetworkCosts:
-    """The costs of a network's training step, all that a prediction knows of it. `count` finds them.
-
-    Attributes:
-        gradients: in the order in which backward computes them.
-        multiply_adds: of the forward of one sample.
-        operators: how many one training step runs.
-        bytes_of_a_sample: by how many bytes more these operators read and write for each sample of the batch.
-    """
-
-    name: str
-    gradients: tuple[Gradient, ...]
-    multiply_adds: int
-    operators: int
-    bytes_of_a_sample: int
-
-    @property
-    def parameters(self) -> int:
-        return sum(gradient.parameters for gradient in self.gradients)
 
 
 class Bucket(NamedTuple):

@@ -5,19 +5,20 @@ to pages that nobody writes to, so a step that would need 40 GiB needs almost no
 are ordinary CPU tensors: DDP's C++ code, FSDP and optimizers work on them, and `common.memory.track_memory` counts
 their storages. An operation is treated in the first of four ways that applies to it:
 
-- It is *refused* if the shape of its result depends on numbers, which are not there: `large[large > 0]`.
-- It *sends nothing* if it is a collective of large tensors: `dist.all_reduce(large)` is run with empty tensors.
-- It *runs* if it makes a view (`large.t()`), reads numbers, which are arbitrary (`large[0, 0].item()`), or marks a
-  profile; also if all its tensors are small (`torch.tensor(3.0) + 1`), because optimizers read step counts and sizes.
-- Else its results are *allocated*: `torch.randn(8192, 8192)` takes 256 MiB of addresses, and hardly any memory. So does
-  `large @ large.t()`. Small results are 0, because they may be read: `large.sum()`.
+1. It is *refused* if the shape of its result depends on numbers, which are not there: `large[large > 0]`.
+2. It *sends nothing* if it is a collective of large tensors: `dist.all_reduce(large)` is run with empty tensors.
+3. It *runs* if it makes a view (`large.t()`), reads numbers, which are arbitrary (`large[0, 0].item()`), or marks a
+   profile; also if all its tensors are small (`torch.tensor(3.0) + 1`), because optimizers read step counts and sizes.
+4. Else its results are *allocated*: `torch.randn(8192, 8192)` takes 256 MiB of addresses, and hardly any memory. So
+   does `large @ large.t()`. Small results are 0, because they may be read: `large.sum()`.
 """
 
 import mmap
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class _WithoutComputing(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         # By operation and arguments, because to find the shapes of results takes longer than all the rest.
-        self._on_meta: dict[tuple, _OnMeta] = {}
+        self._results: dict[tuple, Any] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -62,34 +63,44 @@ class _WithoutComputing(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = tensors_in((args, kwargs))
         are_small = all(map(_is_small, tensors))
+        # 1. It is refused.
         if _shape_depends_on_numbers(func, tensors):
             raise RuntimeError(f"the result of {func} has a shape that depends on numbers")
-        sends_nothing = func.namespace == "c10d" and not are_small
-        if sends_nothing:
-            # The fake process group would copy what is sent.
+        # 2. It sends nothing: the fake process group would copy what is sent.
+        if func.namespace == "c10d" and not are_small:
             args, kwargs = tree_map_only(Tensor, lambda tensor: tensor[:0], (args, kwargs))
             return func(*args, **kwargs)
+        # 3. It runs.
         computes_small = tensors and are_small and func not in _UNFILLED
         marks_profile = func.namespace == "profiler"
-        runs = computes_small or makes_view(func) or func in _READ_NUMBERS or marks_profile
-        if runs:
+        if computes_small or makes_view(func) or func in _READ_NUMBERS or marks_profile:
             return func(*args, **kwargs)
+        # 4. Its results are allocated.
         key = (func, _key(args), _key(kwargs))
-        if key not in self._on_meta:
-            self._on_meta[key] = _run_on_meta(func, args, kwargs, tensors)
-        return _allocate_results(tensors, self._on_meta[key])
+        if key not in self._results:
+            self._results[key] = _run_on_meta(func, args, kwargs, tensors)
+        return tree_map_only(_Result, lambda result: result.allocate(tensors), self._results[key])
 
 
-class _OnMeta(NamedTuple):
-    """The results of an operation on torch's device "meta", whose tensors have shapes and no numbers.
+@dataclass(frozen=True)
+class _Result:
+    """A tensor that an operation returns, found on torch's device "meta", whose tensors have shapes and no numbers.
 
     Attributes:
-        places: the address of an argument's storage on "meta" → the place of that argument among the tensors.
-        results: what the operation has returned.
+        meta: the tensor there.
+        argument: where it is in the memory of an argument, the number of that one among the tensors; else None.
     """
 
-    places: dict[int, int]
-    results: Any
+    meta: Tensor
+    argument: int | None
+
+    def allocate(self, tensors: list[Tensor]) -> Tensor:
+        """The result of an operation with these tensors as arguments."""
+        if self.argument is None:
+            return _empty_like(self.meta)
+        argument = tensors[self.argument]
+        offset = argument.storage_offset() + self.meta.storage_offset()
+        return argument.as_strided(self.meta.shape, self.meta.stride(), offset)
 
 
 def _key(argument: Any) -> tuple:
@@ -122,36 +133,17 @@ def makes_view(func: torch._ops.OpOverload) -> bool:
     return func.is_view or torch.Tag.inplace_view in func.tags
 
 
-def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], tensors: list[Tensor]) -> _OnMeta:
+def _run_on_meta(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+    """What the operation returns, with a _Result in the place of each tensor."""
     metas = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta") for each in tensors]
     in_order = iter(metas)
     meta_args, meta_kwargs = tree_map_only(Tensor, lambda _: next(in_order), (args, kwargs))
     if not tensors or kwargs.get("device") is not None:  # Without tensors it is a factory, such as torch.randn.
         meta_kwargs["device"] = "meta"
     results = func(*meta_args, **meta_kwargs)
-    # The arguments are still there, so no other result has the address of one.
-    return _OnMeta({_address(meta): place for place, meta in enumerate(metas)}, results)
-
-
-def _allocate_results(tensors: list[Tensor], on_meta: _OnMeta) -> Any:
-    """Memory for the results of an operation with these tensors.
-
-    A result is in the memory of an argument if they share a storage on "meta". Storages are compared, because not every
-    operation says in its schema that it returns an argument.
-    """
-
-    def allocate(meta: Tensor) -> Tensor:
-        place = on_meta.places.get(_address(meta))
-        if place is None:
-            return _empty_like(meta)
-        argument = tensors[place]
-        return argument.as_strided(meta.shape, meta.stride(), argument.storage_offset() + meta.storage_offset())
-
-    return tree_map_only(Tensor, allocate, on_meta.results)
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    # Storages are compared, because not every operation says in its schema that it returns an argument.
+    arguments = {meta.untyped_storage()._cdata: number for number, meta in enumerate(metas)}
+    return tree_map_only(Tensor, lambda meta: _Result(meta, arguments.get(meta.untyped_storage()._cdata)), results)
 
 
 def _empty_like(meta: Tensor) -> Tensor:
@@ -160,16 +152,9 @@ def _empty_like(meta: Tensor) -> Tensor:
     except RuntimeError as error:
         if sys.platform != "linux" or OUT_OF_MEMORY not in str(error):
             raise
-        return _in_address_space(meta)
+        # Linux refuses to allocate a tensor larger than the machine's memory, even if nobody writes to it. With
+        # MAP_NORESERVE it gives the addresses alone. Such a storage cannot be resized.
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        room = mmap.mmap(-1, meta.untyped_storage().nbytes(), flags=kind)
+        return torch.frombuffer(room, dtype=meta.dtype).as_strided(meta.shape, meta.stride())
     return tensor.zero_() if _is_small(tensor) else tensor
-
-
-def _in_address_space(meta: Tensor) -> Tensor:
-    """A tensor like `meta` in address space that no memory is reserved for.
-
-    Linux refuses to allocate a tensor larger than the machine's memory, even if nobody writes to it. With MAP_NORESERVE
-    it gives the addresses alone. Such a storage cannot be resized.
-    """
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-    room = mmap.mmap(-1, meta.untyped_storage().nbytes(), flags=kind)
-    return torch.frombuffer(room, dtype=meta.dtype).as_strided(meta.shape, meta.stride())

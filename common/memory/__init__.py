@@ -14,7 +14,7 @@ the host of a `copy_` from a device cannot be told from such a buffer, and is ch
 Storage is rounded up to 512 bytes as CUDA's caching allocator does, and released when its last tensor dies.
 """
 
-from common.memory.operations import label, track_memory, track_this_thread, tracked_copy
+from common.memory.operations import label, label_activations, track_memory, tracked_copy
 from common.memory.tracker import CATEGORIES, MemoryTracker
 
-__all__ = ["CATEGORIES", "MemoryTracker", "label", "track_memory", "track_this_thread", "tracked_copy"]
+__all__ = ["CATEGORIES", "MemoryTracker", "label", "label_activations", "track_memory", "tracked_copy"]

@@ -25,24 +25,21 @@ def track_memory() -> Iterator[MemoryTracker]:
     hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tracker.label_trained(optimizer))
     _active = tracker
     try:
-        with track_this_thread(tracker), _track_moves_and_sizes(tracker):
+        with _Operations(tracker), label_activations(tracker), _track_moves_and_sizes(tracker):
             yield tracker
     finally:
         hook.remove()
         _active = None
 
 
-@contextmanager
-def track_this_thread(tracker: MemoryTracker) -> Iterator[None]:
-    """Charge this thread's operations too: torch's modes and hooks are of one thread, so each has to enter them."""
+def label_activations(tracker: MemoryTracker) -> saved_tensors_hooks:
+    """A block in which this thread's activations are labelled: the tensors that autograd saves for backward."""
 
     def keep(tensor: Tensor) -> Tensor:
         tracker.label(tensor, "activations")
         return tensor
 
-    # Activations are the tensors that autograd saves for backward.
-    with _Operations(tracker), saved_tensors_hooks(keep, lambda tensor: tensor):
-        yield
+    return saved_tensors_hooks(keep, lambda tensor: tensor)
 
 
 def label(tensor: Tensor, category: str) -> None:

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from benchmarks.your_network import memory
-from benchmarks.your_network.settings import Setting
+from benchmarks.your_network.simulated_training import Peaks, simulated_training
+from benchmarks.your_network.strategies import Setting
 from benchmarks.your_network.user_network import UserNetwork
 
 SENTENCES_SPEC = f"{Path(__file__).with_name('sentences.py')}:build"
 
 
-def simulated_peaks(network: UserNetwork, setting: Setting, samples: int) -> memory.Peaks:
-    with memory.simulated_training(network, setting) as training:
+def simulated_peaks(network: UserNetwork, setting: Setting, samples: int) -> Peaks:
+    with simulated_training(network, setting) as training:
         return training.peaks_of_step(samples)
 
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torchvision import models
 
 from benchmarks.your_network.all_reduce import Cluster, Link
-from benchmarks.your_network.count import count
+from benchmarks.your_network.count import NetworkCosts, count
 from benchmarks.your_network.presets import GPUS, PCIE, ethernet, nvlink
-from benchmarks.your_network.scaling import Bucket, NetworkCosts, Setup, fill_buckets, predicted_seconds
+from benchmarks.your_network.scaling import Bucket, Setup, fill_buckets, predicted_seconds
 from benchmarks.your_network.user_network import UserNetwork
 from common.model import BasicNet
 

@@ -11,11 +11,12 @@ from torch.torch_version import TorchVersion
 
 from benchmarks.your_network import presets
 from benchmarks.your_network.all_reduce import START_SECONDS, Cluster, Link, seconds_of_all_reduce
+from benchmarks.your_network.count import Gradient
+from benchmarks.your_network.predict import make_setup, times_resnet50
 from benchmarks.your_network.scaling import (
     LARGEST_GLOBAL_BATCH,
     PAYING_EFFICIENCY,
     Bucket,
-    Gradient,
     Setup,
     expected_maximum,
     fill_buckets,
@@ -55,7 +56,7 @@ SETUPS = st.builds(
 
 def on_a100(network: str) -> Setup:
     """A network on the hardware of the page's table, which `predict` takes unless it is told otherwise."""
-    return presets.setup(costs_of(network), "a100", "nvlink", 8, "8x200g")
+    return make_setup(costs_of(network), "a100", "nvlink", 8, "8x200g")
 
 
 def without_effects(setup: Setup) -> Setup:
@@ -161,7 +162,7 @@ def test_resnet50_is_as_it_was_counted():
 def test_other_networks_compute_as_much_longer_than_predicted_as_is_said(name, per_second, factor):
     """Sources, for one P100: Horovod, README.md of October 2017; for ResNet-50, TensorFlow's guide "Benchmarks"."""
     published_times_resnet50 = 219 / per_second
-    assert published_times_resnet50 / presets.times_resnet50(costs_of(name)) == pytest.approx(factor, abs=0.005)
+    assert published_times_resnet50 / times_resnet50(costs_of(name)) == pytest.approx(factor, abs=0.005)
 
 
 def test_a_rate_that_is_derived_is_near_what_others_measured():

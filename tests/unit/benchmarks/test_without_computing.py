@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.harness.rows import ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.settings import Setting
 from benchmarks.your_network.spec import load
+from benchmarks.your_network.strategies import Setting
 from benchmarks.your_network.without_computing import without_computing
 from common.memory import track_memory
 from tests.unit.benchmarks.example_networks import simulated_peaks

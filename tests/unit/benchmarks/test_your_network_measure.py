@@ -9,7 +9,7 @@ import torch
 from benchmarks.your_network import __main__ as program
 from benchmarks.your_network import measure
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.settings import settings_on
+from benchmarks.your_network.strategies import settings_for
 from common.errors import UserError
 from tests.jobs import job
 from tests.unit.benchmarks.example_networks import SENTENCES_SPEC
@@ -39,7 +39,7 @@ def fail_on(strategy):
 
 
 def test_what_cannot_train_the_network_is_left_out_unless_it_is_one_device(monkeypatch, capsys):
-    settings = settings_on([1, 2], ("DataParallel", "DDP"))
+    settings = settings_for(64, [1, 2], ("DataParallel", "DDP"))
     monkeypatch.setattr(measure, "seconds_of_step", fail_on("DataParallel"))
     assert list(measure.try_settings(settings, None)) == [("one device", 1), ("DDP", 2)]
     assert capsys.readouterr().out == "DataParallel, 2 cannot train: no scores\n"

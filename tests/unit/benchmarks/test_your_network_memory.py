@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from benchmarks.harness.records import totals
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network import __main__ as program
-from benchmarks.your_network import memory
+from benchmarks.your_network import memory, simulated_training
 from benchmarks.your_network.errors import StepFailed
 from benchmarks.your_network.fused_attention import fused_attention
 from benchmarks.your_network.memory import largest_batch
-from benchmarks.your_network.settings import Setting
+from benchmarks.your_network.simulated_training import Peaks, Training, fake_group, wrap
 from benchmarks.your_network.spec import load
-from benchmarks.your_network.strategies import PARALLEL_STRATEGIES, ZERO_3, fake_group, wrap
+from benchmarks.your_network.strategies import PARALLEL_STRATEGIES, ZERO_3, Setting
 from benchmarks.your_network.units import checkpoint_units, units
 from benchmarks.your_network.user_network import SMALLEST_BATCH, UserNetwork
 from common.errors import UserError
@@ -32,13 +32,12 @@ from tests.unit.benchmarks.example_networks import SENTENCES_SPEC, decoder, simu
 ALONE = Setting(ONE_DEVICE, 1)
 
 
-def measure_on_a_rank(spec: str, shape: tuple[int, ...], setting: Setting, samples: int) -> memory.Peaks:
+def measure_on_a_rank(spec: str, shape: tuple[int, ...], setting: Setting, samples: int) -> Peaks:
     """The peaks of this rank, one of several that are really there, for steps that are really computed."""
     with process_group("gloo"), track_memory() as tracker:
         mesh = init_device_mesh("cpu", (setting.devices,))
-        training = memory.Training(load(spec, shape), setting, mesh, tracker)
-        for _ in range(memory.WARM_UP_STEPS):
-            training.peaks_of_step(SMALLEST_BATCH)
+        training = Training(load(spec, shape), setting, mesh, tracker)
+        training.warm_up()
         return training.peaks_of_step(samples)
 
 
@@ -51,8 +50,8 @@ def test_a_rank_of_a_fake_group_takes_what_ranks_take_that_compute_and_communica
     assert simulated_peaks(load(spec, shape), setting, 8) == measured
 
 
-def computed_peaks(network: UserNetwork, setting: Setting, samples: int) -> memory.Peaks:
-    with mock.patch.object(memory, "without_computing", fused_attention):
+def computed_peaks(network: UserNetwork, setting: Setting, samples: int) -> Peaks:
+    with mock.patch.object(simulated_training, "without_computing", fused_attention):
         return simulated_peaks(network, setting, samples)
 
 
@@ -121,8 +120,8 @@ def test_a_row_whose_large_batch_fails_has_its_peaks_and_says_why(write_network,
     printed = " ".join(capsys.readouterr().out.split())
     assert len(rows) == 6
     for row in rows:
-        assert row.peaks and row.fits is None
-        assert row.failure in printed and "the first dimension" in row.failure
+        assert row.peaks and isinstance(row.fits, StepFailed)
+        assert str(row.fits) in printed and "the first dimension" in str(row.fits)
 
 
 def test_weights_that_fit_only_where_they_are_shared_out_have_a_largest_batch_there(write_network, monkeypatch):
