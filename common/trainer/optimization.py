@@ -196,3 +196,8 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
     if name not in ("constant", "warmup_stable_decay"):  # these have no climb, or one of their own
         schedule = partial(with_warmup, schedule)
     return LambdaLR(optimizer, partial(schedule, length=length, **options))
+
+
+def follows_metric(scheduler: LRScheduler) -> bool:
+    """True if the learning rate depends on the evaluations, and not on the step."""
+    return isinstance(scheduler, ReduceLROnPlateau)
