@@ -201,3 +201,10 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
 def follows_metric(scheduler: LRScheduler) -> bool:
     """True if the learning rate depends on the evaluations, and not on the step."""
     return isinstance(scheduler, ReduceLROnPlateau)
+
+
+def set_mode(optimizer: Optimizer, mode: str) -> None:
+    """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
+    enter_mode = getattr(optimizer, mode, None)
+    if callable(enter_mode):
+        enter_mode()

@@ -6,10 +6,8 @@ whose gradients are added up for one optimizer step. Sums, draws and events come
 """
 
 import json
-import math
-import time
-from collections.abc import Callable, Iterator, Sized
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Sized
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,7 +154,7 @@ class Trainer:
         setup.warn_of_vain_overrides(self)
         self.call_event("on_init_end")
 
-    # A training.
+    # What a script calls.
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> evaluation.TrainOutput:
         """Train, and return the number of steps, the mean loss over all steps, and the metrics of the run.
@@ -171,140 +169,6 @@ class Trainer:
         output = training.train(self, folder)
         self.is_in_train = False
         return output
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
-        model.train()
-        self._set_optimizer_mode("train")
-        inputs = self._prepare_inputs(inputs)
-        loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        if self._loss_is_mean(num_items_in_batch):
-            loss = loss / self.current_gradient_accumulation_steps
-        self.accelerator.backward(loss)
-        return loss.detach()
-
-    def compute_loss_context_manager(self) -> AbstractContextManager:
-        """The context of each forward, for overrides; the accelerator has its own."""
-        return ExitStack()  # as in the original: an override may enter more into it
-
-    def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
-    ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs). `_loss_is_mean` says what an override returns."""
-        if self.compute_loss_func is None:
-            outputs = self._call_model(model, inputs, num_items_in_batch)
-            loss = losses.get_loss(outputs)
-        else:
-            inputs, labels = batches.split_labels(inputs)
-            outputs = self._call_model(model, inputs, num_items_in_batch)
-            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        if num_items_in_batch is not None and self._takes_num_items():
-            loss = loss * self.accelerator.num_processes
-        return (loss, outputs) if return_outputs else loss
-
-    def _loss_is_mean(self, num_items: Tensor | None) -> bool:
-        """True if `compute_loss` returns a mean, which has to be divided by the number of micro-batches in the step.
-
-        `num_items` is the number of labels in the whole step, or None. A function is a `compute_loss_func`:
-
-            the loss comes from         for a batch with labels    divided    without labels     divided
-            a model without **kwargs    a mean                     yes        a mean             yes
-            a model with **kwargs       sum / num_items * ranks    no         a mean             yes
-            a function                  sum / num_items * ranks    no         what it returns    no
-
-        The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override returns the same, or
-        a mean if it lacks the argument `num_items_in_batch`. `loss_is_scaled_for_ga` overrules all of this.
-        """
-        if self.loss_is_scaled_for_ga is not None:
-            return not self.loss_is_scaled_for_ga
-        if not self._compute_loss_takes_count:
-            return True
-        return self.compute_loss_func is None and (num_items is None or not self.model_accepts_loss_kwargs)
-
-    def _takes_num_items(self) -> bool:
-        """True if the loss depends on the number of labels in the step. Scripts may change both attributes."""
-        return self.compute_loss_func is not None or self.model_accepts_loss_kwargs
-
-    def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
-        """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
-        if num_items is None or not self.model_accepts_loss_kwargs:
-            return batches.call_model(model, inputs)
-        check: AbstractContextManager = nullcontext()
-        if model.training and self.state.global_step == 0 and self.compute_loss_func is None:
-            shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-            check = losses.warn_if_unused(model, num_items, shares_of_step)
-        with check:
-            return batches.call_model(model, inputs, num_items_in_batch=num_items)
-
-    def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
-        if self._compute_loss_takes_count:
-            options["num_items_in_batch"] = num_items
-        with self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs, **options)
-
-    def count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
-        """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
-
-        Unless `is_collective`, the other ranks are taken to have as many, because one of them may have no batch.
-        """
-        if not self._takes_num_items():
-            return None
-        total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
-        for batch in window:
-            count = losses.count_labels(batch, self._loss_shifts_labels)
-            if count is None:
-                return None
-            total += count.to(total.device)
-        of_ranks = self.accelerator.gather(total) if is_collective else total * self.accelerator.num_processes
-        # A float: a loss in half precision becomes float32 when it is divided by it.
-        return of_ranks.sum().to(torch.get_default_dtype())
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cpu":
-            # `transformers` copies it too, to the device "cpu:0". A copy begins at an aligned address; a product over a
-            # part of a larger batch, which begins anywhere, may be rounded in another way.
-            return utils.recursively_apply(torch.clone, inputs)
-        return inputs
-
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Move a model in place. Scripts call it for a second one, such as a teacher."""
-        model.to(device)
-
-    def _set_optimizer_mode(self, mode: str) -> None:
-        """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
-        enter_mode = getattr(self.optimizer, mode, None)
-        if callable(enter_mode):
-            enter_mode()
-
-    def _get_learning_rate(self) -> float:
-        if optimization.follows_metric(self.lr_scheduler):
-            return self.optimizer.param_groups[0]["lr"]
-        return self.lr_scheduler.get_last_lr()[0]
-
-    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Add `logs`, epoch and step to the log history, and tell the callbacks; `start_time` is for overrides."""
-        logs["epoch"] = self.state.epoch
-        self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.call_event("on_log", logs=logs)
-
-    # Checkpoints.
-
-    def _get_output_dir(self, trial: Any) -> str:
-        """The folder of the checkpoints; `trial` is for overrides."""
-        return self.args.output_dir
-
-    def _load_best_model(self) -> None:
-        """Load the weights of `state.best_model_checkpoint`. All ranks call this."""
-        checkpoint.load_best_model(self.accelerator, self.model, str(self.state.best_model_checkpoint))
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
-        methods = [getattr(method, "__func__", None) for method in (self.save_model, self._save)]
-        # Functions that a subclass or a script has put in their places write files of their own.
-        is_replaced = methods != [Trainer.save_model, Trainer._save]
-        checkpoint.save(self, self._get_output_dir(trial=trial), calls_save_model=is_replaced)
-
-    # Evaluation.
 
     def evaluate(
         self,
@@ -334,9 +198,8 @@ class Trainer:
         loader = self.get_eval_dataloader(data)
         # `transformers` passes None here, and not False. An override of `evaluation_loop` may ask for it.
         loss_only = True if self.compute_metrics is None else None
-        output = self._run_evaluation(
-            loader, metric_key_prefix, description="Evaluation", prediction_loss_only=loss_only, ignore_keys=ignore_keys
-        )
+        options = {"description": "Evaluation", "prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
+        output = evaluation.run(self, loader, metric_key_prefix, **options)
         self.log(output.metrics)
         self.call_event("on_evaluate", metrics=output.metrics)
         return output.metrics
@@ -346,77 +209,88 @@ class Trainer:
     ) -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
         loader = self.get_test_dataloader(test_dataset)
-        output = self._run_evaluation(loader, metric_key_prefix, description="Prediction", ignore_keys=ignore_keys)
+        options = {"description": "Prediction", "ignore_keys": ignore_keys}
+        output = evaluation.run(self, loader, metric_key_prefix, **options)
         self.call_event("on_predict", metrics=output.metrics)
         return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
-    def _run_evaluation(self, loader: Any, prefix: str, **options: Any) -> evaluation.EvalLoopOutput:
-        """One `evaluation_loop` with `options`, and its speed; an override may have made the loader."""
-        start_time = time.time()
-        loader = loading.deal_out(loader, self.accelerator)
-        output = self.evaluation_loop(loader, metric_key_prefix=prefix, **options)
-        samples_per_step = self.args.per_device_eval_batch_size
-        if not self.accelerator.dataloader_config.split_batches:
-            samples_per_step *= self.accelerator.num_processes
-        num_steps = math.ceil(output.num_samples / samples_per_step)
-        output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
-        return output
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model into `output_dir`, by default `args.output_dir`, and the tokenizer, on the main process.
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> evaluation.EvalLoopOutput:
-        """One pass over a loader, for `evaluate` and `predict`: the predictions of all ranks, and the metrics.
-
-        `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` by default as `args` say.
+        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
+        script may call this on the main process alone, except under FSDP, where all ranks call it. `_internal_call` is
+        True in a checkpoint, for overrides.
         """
-        accelerator = self.accelerator
-        if prediction_loss_only is None:
-            prediction_loss_only = self.args.prediction_loss_only
-        if dataloader is not self.train_dataloader:
-            accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
-        self.callback_handler.eval_dataloader = dataloader
-        # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
-        model = self.model
-        if self.train_dataloader is None:  # `train` has not been called
-            accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
-            model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
-        model.eval()
-        self._set_optimizer_mode("eval")
-        results = self._predict_batches(model, dataloader, prediction_loss_only, ignore_keys)
-        own = evaluation.to_host(results, accelerator.device)
-        return self._summarize(evaluation.gather_batches(own), f"{metric_key_prefix}_")
+        folder = output_dir or self.args.output_dir
+        if self.is_fsdp_enabled:
+            self._save(folder, state_dict=self.accelerator.get_state_dict(self.model))
+        else:
+            self._save(folder)
 
-    def _predict_batches(
-        self, model: nn.Module, loader: Any, loss_only: bool, ignore_keys: list[str] | None
-    ) -> Iterator[evaluation.BatchResult]:
-        """The results of the loader's batches, each of which is computed when it is asked for."""
-        for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
-            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, labels)
-            yield evaluation.BatchResult(rows, loss, logits, labels)
-            self.call_event("on_prediction_step")
+    def save_state(self) -> None:
+        """Write `trainer_state.json` into `args.output_dir`, in the main process."""
+        if self.is_world_process_zero():
+            self.state.save_to_json(f"{self.args.output_dir}/{checkpoint.TRAINER_STATE_NAME}")
 
-    def _summarize(self, gathered: list[evaluation.BatchResult], prefix: str) -> evaluation.EvalLoopOutput:
-        """Predictions, labels and metrics of all samples, of the batches of all ranks."""
-        rows_of_batches = [batch.rows for batch in gathered]
-        predictions = evaluation.concatenate([batch.logits for batch in gathered], rows_of_batches)
-        label_ids = evaluation.concatenate([batch.labels for batch in gathered], rows_of_batches)
-        metrics: dict[str, Any] = {}
-        if self.compute_metrics is not None and predictions is not None and label_ids is not None:
-            computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
-            metrics = evaluation.as_numbers(dict(computed))
-        batch_size = self.args.per_device_eval_batch_size
-        mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
-        if mean_loss is not None:
-            metrics[f"{prefix}loss"] = mean_loss
-        num_samples = sum(rows.num_real for rows in rows_of_batches)
-        return evaluation.EvalLoopOutput(predictions, label_ids, evaluation.with_prefix(metrics, prefix), num_samples)
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
+        if self.is_world_process_zero():
+            print(reporting.metrics_lines(split, metrics), flush=True)
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write metrics to `<split>_results.json` and, if `combined`, add them to `all_results.json`."""
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir)
+        contents = {f"{split}_results.json": metrics}
+        if combined:
+            all_results = folder / "all_results.json"
+            before = json.loads(all_results.read_text(encoding="utf-8")) if all_results.exists() else {}
+            contents[all_results.name] = before | metrics
+        for name, content in contents.items():
+            write_atomically(folder / name, json.dumps(content, indent=4, sort_keys=True, default=as_json))
+
+    def create_model_card(self, **description: Any) -> None:
+        """Write `README.md` into `args.output_dir`, in the main process: `description` (tags, …) and the results."""
+        if self.is_world_process_zero():
+            write_atomically(Path(self.args.output_dir, "README.md"), reporting.model_card(self.state, description))
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a new instance of a callback class."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return a callback, or the first of a class; None if there is none."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first of a class."""
+        self.pop_callback(callback)
+
+    def is_world_process_zero(self) -> bool:
+        """True in the main process of all machines."""
+        return self.accelerator.is_main_process
+
+    def is_local_process_zero(self) -> bool:
+        """True in the main process of its machine."""
+        return self.accelerator.is_local_main_process
+
+    def end(self) -> None:
+        """Finish the trackers and leave the process group: the last call in a script."""
+        self.accelerator.end_training()
+
+    # The work on a batch. A subclass overrides `compute_loss` for a loss of its own, and the others for steps of its own.
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
+        model.train()
+        optimization.set_mode(self.optimizer, "train")
+        inputs = self._prepare_inputs(inputs)
+        loss = losses.call_compute_loss(self, model, inputs, num_items_in_batch)
+        if losses.is_mean(self, num_items_in_batch):
+            loss = loss / self.current_gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -428,12 +302,10 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                # The loader that is being read. It is no parameter, because scripts override this method with the
-                # parameters that it has in `transformers`.
-                loader = self.callback_handler.eval_dataloader
-                is_collective = loader is None or loading.all_ranks_have_samples(loader)
-                num_items = self.count_items([inputs], is_collective)
-                loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
+                # The loader is no parameter, because overrides have the parameters that the original has.
+                is_collective = loading.all_ranks_have_samples(self.callback_handler.eval_dataloader)
+                num_items = losses.count_items(self, [inputs], is_collective)
+                loss, outputs = losses.call_compute_loss(self, model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
                 with self.compute_loss_context_manager():
@@ -445,7 +317,33 @@ class Trainer:
             ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
-    # Loaders, optimizer and scheduler: a subclass may make its own.
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
+    ) -> Any:
+        """The scalar loss of a batch, or (loss, outputs). `losses.is_mean` says what an override returns."""
+        if self.compute_loss_func is None:
+            outputs = losses.forward(self, model, inputs, num_items_in_batch)
+            loss = losses.get_loss(outputs)
+        else:
+            inputs, labels = batches.split_labels(inputs)
+            outputs = losses.forward(self, model, inputs, num_items_in_batch)
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        if num_items_in_batch is not None and losses.takes_num_items(self):
+            loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def compute_loss_context_manager(self) -> AbstractContextManager:
+        """The context of each forward, for overrides; the accelerator has its own."""
+        return ExitStack()  # as in the original: an override may enter more into it
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cpu":
+            # `transformers` copies it too, to the device "cpu:0". A copy begins at an aligned address; a product over a
+            # part of a larger batch, which begins anywhere, may be rounded in another way.
+            return utils.recursively_apply(torch.clone, inputs)
+        return inputs
+
+    # The data. A subclass overrides these for loaders, an order or columns of its own.
 
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
@@ -463,12 +361,7 @@ class Trainer:
             settings["drop_last"] = args.dataloader_drop_last
             seed_worker = partial(loading.seed_worker, num_workers=args.dataloader_num_workers, rank=rank)
             settings["worker_init_fn"] = seed_worker
-        return self._make_loader(self.train_dataset, args.per_device_train_batch_size, "Training", **settings)
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
-        """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        return RandomSampler(dataset) if isinstance(dataset, Sized) else None
+        return loading.make_loader(self, self.train_dataset, args.per_device_train_batch_size, "Training", **settings)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
         """The loader of this rank's share of an evaluation set, in order: a dataset, or the key of one of several.
@@ -485,46 +378,19 @@ class Trainer:
         """The loader of this rank's share of `test_dataset`, in order."""
         return self._make_eval_loader(test_dataset, "test")
 
-    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
-        return None
-
     def _make_eval_loader(self, dataset: Dataset | None, description: str) -> DataLoader:
         if dataset is None:
             raise ValueError("an evaluation needs an eval_dataset")
         sampler = None if isinstance(dataset, IterableDataset) else self._get_eval_sampler(dataset)
-        return self._make_loader(dataset, self.args.per_device_eval_batch_size, description, sampler=sampler)
+        return loading.make_loader(self, dataset, self.args.per_device_eval_batch_size, description, sampler=sampler)
 
-    def _make_loader(self, dataset: Dataset, batch_size: int, description: str, **settings: Any) -> DataLoader:
-        args = self.args
-        collator = self.data_collator
-        if batches.is_table(dataset):
-            dataset = self._remove_unused_columns(dataset, description=description)
-        else:
-            collator = self._get_collator_with_removed_columns(collator, description=description)
-        loader = DataLoader(
-            dataset,
-            batch_size,
-            collate_fn=collator,
-            num_workers=args.dataloader_num_workers,
-            persistent_workers=args.dataloader_persistent_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            pin_memory=args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
-            **settings,
-        )
-        return self.accelerator.prepare_data_loader(loader)
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return RandomSampler(dataset) if isinstance(dataset, Sized) else None
 
-    # Overrides of `get_train_dataloader` call these too.
-
-    @property
-    def _train_batch_size(self) -> int:
-        return self.args.train_batch_size
-
-    def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
-        """`data_collator`, behind a filter for columns that the model does not take, unless the arguments keep them."""
-        if not self.args.remove_unused_columns:
-            return data_collator
-        self._set_signature_columns_if_needed()
-        return batches.ColumnFilter(data_collator, self._signature_columns)
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
+        return None
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """A data set of `datasets` without these columns, unless the arguments keep them."""
@@ -536,11 +402,20 @@ class Trainer:
             raise batches.no_common_column(dataset.column_names, self._signature_columns)
         return dataset.remove_columns(unused)
 
+    def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
+        """`data_collator`, behind a filter for columns that the model does not take, unless the arguments keep them."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        self._set_signature_columns_if_needed()
+        return batches.ColumnFilter(data_collator, self._signature_columns)
+
     def _set_signature_columns_if_needed(self) -> None:
         """Note the columns that are kept, unless they are noted. An override may note others."""
         if self._signature_columns is None:
             taken = batches.parameters(batches.model_inside(self.model).forward)
             self._signature_columns = [*taken, *self.label_names, batches.LABEL]
+
+    # The optimizer and its schedule. A subclass overrides these for others than the arguments can name.
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""
@@ -572,38 +447,63 @@ class Trainer:
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    # Callbacks.
+    def _get_learning_rate(self) -> float:
+        if optimization.follows_metric(self.lr_scheduler):
+            return self.optimizer.param_groups[0]["lr"]
+        return self.lr_scheduler.get_last_lr()[0]
+
+    # Evaluations, logs and checkpoints. A subclass overrides these for further metrics, values and files.
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> evaluation.EvalLoopOutput:
+        """One pass over a loader, for `evaluate` and `predict`: the predictions of all ranks, and the metrics.
+
+        `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` by default as `args` say.
+        """
+        accelerator = self.accelerator
+        if prediction_loss_only is None:
+            prediction_loss_only = self.args.prediction_loss_only
+        if dataloader is not self.train_dataloader:
+            accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
+        self.callback_handler.eval_dataloader = dataloader
+        # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
+        model = self.model
+        if self.train_dataloader is None:  # `train` has not been called
+            accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
+            model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
+        model.eval()
+        optimization.set_mode(self.optimizer, "eval")
+        results = evaluation.predict_batches(self, model, dataloader, prediction_loss_only, ignore_keys)
+        own = evaluation.to_host(results, accelerator.device)
+        gathered = evaluation.gather_batches(own)
+        return evaluation.summarize(gathered, self.compute_metrics, self.args, f"{metric_key_prefix}_")
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Add `logs`, epoch and step to the log history, and tell the callbacks; `start_time` is for overrides."""
+        logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.call_event("on_log", logs=logs)
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Tell the callbacks that listen; they may steer the run through `self.control`."""
         self.control = self.callback_handler.call_event(event, self.args, self.state, self.control, **kwargs)
 
-    def add_callback(self, callback: Any) -> None:
-        """Add a callback, or a new instance of a callback class."""
-        self.callback_handler.add_callback(callback)
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
+        methods = [getattr(method, "__func__", None) for method in (self.save_model, self._save)]
+        # Functions that a subclass or a script has put in their places write files of their own.
+        is_replaced = methods != [Trainer.save_model, Trainer._save]
+        checkpoint.save(self, self._get_output_dir(trial=trial), calls_save_model=is_replaced)
 
-    def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first of a class; None if there is none."""
-        return self.callback_handler.pop_callback(callback)
-
-    def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class."""
-        self.pop_callback(callback)
-
-    # Files.
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model into `output_dir`, by default `args.output_dir`, and the tokenizer, on the main process.
-
-        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
-        script may call this on the main process alone, except under FSDP, where all ranks call it. `_internal_call` is
-        True in a checkpoint, for overrides.
-        """
-        folder = output_dir or self.args.output_dir
-        if self.is_fsdp_enabled:
-            self._save(folder, state_dict=self.accelerator.get_state_dict(self.model))
-        else:
-            self._save(folder)
+    def _get_output_dir(self, trial: Any) -> str:
+        """The folder of the checkpoints; `trial` is for overrides."""
+        return self.args.output_dir
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write as `save_model` does, which calls it on all ranks, with the weights of `state_dict` if it is given."""
@@ -617,35 +517,19 @@ class Trainer:
             self.accelerator.save(weights, f"{folder}/model.safetensors", safe_serialization=True)
         pretrained.save(self, model, folder, weights)
 
-    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
-        if self.is_world_process_zero():
-            print(reporting.metrics_lines(split, metrics), flush=True)
+    def _load_best_model(self) -> None:
+        """Load the weights of `state.best_model_checkpoint`. All ranks call this."""
+        checkpoint.load_best_model(self.accelerator, self.model, str(self.state.best_model_checkpoint))
 
-    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
-        """Write metrics to `<split>_results.json` and, if `combined`, add them to `all_results.json`."""
-        if not self.is_world_process_zero():
-            return
-        folder = Path(self.args.output_dir)
-        contents = {f"{split}_results.json": metrics}
-        if combined:
-            all_results = folder / "all_results.json"
-            before = json.loads(all_results.read_text(encoding="utf-8")) if all_results.exists() else {}
-            contents[all_results.name] = before | metrics
-        for name, content in contents.items():
-            write_atomically(folder / name, json.dumps(content, indent=4, sort_keys=True, default=as_json))
+    # Nothing here calls these, but scripts and copies of the original's methods do.
 
-    def save_state(self) -> None:
-        """Write `trainer_state.json` into `args.output_dir`, in the main process."""
-        if self.is_world_process_zero():
-            self.state.save_to_json(f"{self.args.output_dir}/{checkpoint.TRAINER_STATE_NAME}")
+    @property
+    def _train_batch_size(self) -> int:
+        return self.args.train_batch_size
 
-    def create_model_card(self, **description: Any) -> None:
-        """Write `README.md` into `args.output_dir`, in the main process: `description` (tags, …) and the results."""
-        if self.is_world_process_zero():
-            write_atomically(Path(self.args.output_dir, "README.md"), reporting.model_card(self.state, description))
-
-    # Copies of the original's methods call these.
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Move a model in place. Scripts call it for a second one, such as a teacher."""
+        model.to(device)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model
@@ -662,15 +546,3 @@ class Trainer:
 
     def get_num_trainable_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-
-    def is_world_process_zero(self) -> bool:
-        """True in the main process of all machines."""
-        return self.accelerator.is_main_process
-
-    def is_local_process_zero(self) -> bool:
-        """True in the main process of its machine."""
-        return self.accelerator.is_local_main_process
-
-    def end(self) -> None:
-        """Finish the trackers and leave the process group: the last call in a script."""
-        self.accelerator.end_training()
