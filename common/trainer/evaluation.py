@@ -7,7 +7,7 @@ even the ranks out are left out.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -96,38 +96,25 @@ def predict_batches(
         trainer.call_event("on_prediction_step")
 
 
-class CopyToHost:
-    """A result of a batch on its way from the GPU to the CPU."""
-
-    def __init__(self, result: BatchResult, device: torch.device) -> None:
-        self.copy = send_to_device(result, "cpu", non_blocking=True)
-        self.is_complete = torch.cuda.current_stream(device).record_event()
-
-    def read(self) -> BatchResult:
-        """The result as NumPy arrays, once it has arrived."""
-        self.is_complete.synchronize()
-        return as_arrays(self.copy)
-
-
 def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchResult]:
     """The results of a rank's batches as NumPy arrays, each moved to the CPU while a GPU computes the next one."""
     if device.type != "cuda":
-        return [as_arrays(send_to_device(result, "cpu")) for result in results]
+        return [map_nested(as_array, send_to_device(result, "cpu")) for result in results]
+
+    def start_copy(result: BatchResult) -> tuple[BatchResult, torch.cuda.Event]:
+        copy = send_to_device(result, "cpu", non_blocking=True)
+        return copy, torch.cuda.current_stream(device).record_event()
+
     arrived = []
-    pending: list[CopyToHost] = []
-    for result in results:
-        pending.append(CopyToHost(result, device))
-        if len(pending) > 1:  # the GPU computes the newest batch while the one before it is read
-            arrived.append(pending.pop(0).read())
-    return arrived + [copy.read() for copy in pending]
+    # A copy is read when the next one has been started.
+    for (copy, arrival), _ in pairwise(chain(map(start_copy, results), [None])):
+        arrival.synchronize()
+        arrived.append(map_nested(as_array, copy))
+    return arrived
 
 
-def as_arrays(data: Any) -> Any:
-    """Nested tensors on the CPU as NumPy arrays; bfloat16, which NumPy lacks, as float32."""
-    return map_nested(_as_array, data)
-
-
-def _as_array(leaf: Any) -> Any:
+def as_array(leaf: Any) -> Any:
+    """A tensor on the CPU as a NumPy array; bfloat16, which NumPy lacks, as float32."""
     if not isinstance(leaf, Tensor):
         return leaf
     if leaf.dtype == torch.bfloat16:
@@ -156,7 +143,8 @@ def summarize(
     label_ids = concatenate([batch.labels for batch in gathered], rows_of_batches)
     metrics: dict[str, Any] = {}
     if compute_metrics is not None and predictions is not None and label_ids is not None:
-        metrics = as_numbers(dict(compute_metrics(EvalPrediction(predictions, label_ids))))
+        computed = compute_metrics(EvalPrediction(predictions, label_ids))
+        metrics = map_nested(as_number, dict(computed))
     loss = mean_loss(gathered, args.per_device_eval_batch_size, args.logging_nan_inf_filter)
     if loss is not None:
         metrics[f"{prefix}loss"] = loss
@@ -234,12 +222,8 @@ def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return filled
 
 
-def as_numbers(metrics: Any) -> Any:
-    """Nested metrics with NumPy's numbers and tensors of one element as Python's numbers; arrays stay what they are."""
-    return map_nested(_as_number, metrics)
-
-
-def _as_number(value: Any) -> Any:
+def as_number(value: Any) -> Any:
+    """A metric that is a number of NumPy, or a tensor of one element, as Python's number; arrays stay what they are."""
     is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
     return value.item() if is_number else value
 

@@ -1,7 +1,4 @@
-"""The loss of a micro-batch, and the number of items in a step that it may be divided by.
-
-Whether it is divided by that number depends on the model, on `compute_loss_func`, and on an override of `compute_loss`.
-"""
+"""The loss of a micro-batch, and the number of items in a step that it may be divided by."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -79,10 +76,13 @@ def forward(trainer: Any, model: nn.Module, inputs: Any, num_items: Tensor | Non
     """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
     if num_items is None or not trainer.model_accepts_loss_kwargs:
         return call_model(model, inputs)
+    shares_of_step = trainer.accelerator.num_processes * trainer.current_gradient_accumulation_steps
+    is_first_step = model.training and trainer.state.global_step == 0 and trainer.compute_loss_func is None
     check: AbstractContextManager = nullcontext()
-    if model.training and trainer.state.global_step == 0 and trainer.compute_loss_func is None:
-        shares_of_step = trainer.accelerator.num_processes * trainer.current_gradient_accumulation_steps
-        check = warn_if_unused(model, num_items, shares_of_step)
+    if is_first_step and shares_of_step > 1:
+        # Within the check, torch would compile a model for this step alone, and once more for all others.
+        is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
+        check = nullcontext() if is_compiled else WarnIfUnused(num_items, shares_of_step)
     with check:
         return call_model(model, inputs, num_items_in_batch=num_items)
 
@@ -137,15 +137,6 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     elif shifted and isinstance(labels, Tensor):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
-
-
-def warn_if_unused(model: nn.Module, num_items: Tensor, shares_of_step: int) -> AbstractContextManager:
-    """A block in which `model` is given `num_items`; it warns if a step of several shares is too large."""
-    # While the check runs, torch would compile a model for it alone, and once more for all other steps.
-    is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
-    if is_compiled or shares_of_step == 1:
-        return nullcontext()
-    return WarnIfUnused(num_items, shares_of_step)
 
 
 class WarnIfUnused(TorchFunctionMode):

@@ -1,8 +1,6 @@
-"""Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
+"""Trainer: what a script calls, and what a subclass overrides. The training itself is in `training.py`.
 
-Read it from the top; `train` goes through epochs, windows and micro-batches. A window consists of the micro-batches
-whose gradients are added up for one optimizer step. Sums, draws and events come in the order that they have in
-`transformers`, so that a training ends with the same bits.
+The methods bear the names of the original. What no subclass overrides is a function of another module.
 """
 
 import json
@@ -21,20 +19,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from common.accelerator import utils
 from common.accelerator.state import do_nothing
 from common.files import write_atomically
-from common.trainer import (
-    batches,
-    checkpoint,
-    evaluation,
-    loading,
-    losses,
-    optimization,
-    pretrained,
-    reporting,
-    setup,
-    training,
-)
+from common.trainer import batches, checkpoint, evaluation, loading, losses, optimization, pretrained, reporting
 from common.trainer.progress import Progress
+from common.trainer.setup import configure_process, make_accelerator, warn_of_vain_overrides
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
+from common.trainer.training import run_training
 from common.trainer.training_args import TrainingArguments
 
 
@@ -98,8 +87,8 @@ class Trainer:
         self.args = TrainingArguments("tmp_trainer") if args is None else args
         if self.args.eval_strategy != "no" and eval_dataset is None:
             raise ValueError(f"eval_strategy is {self.args.eval_strategy!r}, but there is no eval_dataset")
-        setup.configure_process(self.args)
-        self.accelerator = setup.make_accelerator(self.args, model)
+        configure_process(self.args)
+        self.accelerator = make_accelerator(self.args, model)
         self.is_fsdp_enabled = self.accelerator.state.fsdp_plugin is not None
 
         # The model. `train` puts DDP, or whatever else the accelerator makes of it, into `model_wrapped`.
@@ -151,10 +140,10 @@ class Trainer:
         self.callback_handler = CallbackHandler(in_order, model, processing_class, self.optimizer, self.lr_scheduler)
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
-        setup.warn_of_vain_overrides(self)
+        warn_of_vain_overrides(self)
         self.call_event("on_init_end")
 
-    # What a script calls.
+    # What a script calls. A subclass overrides `evaluate`, `predict` and `save_model` for metrics and files of its own.
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> evaluation.TrainOutput:
         """Train, and return the number of steps, the mean loss over all steps, and the metrics of the run.
@@ -166,7 +155,7 @@ class Trainer:
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self.is_in_train = True
-        output = training.train(self, folder)
+        output = run_training(self, folder)
         self.is_in_train = False
         return output
 
@@ -279,7 +268,7 @@ class Trainer:
         """Finish the trackers and leave the process group: the last call in a script."""
         self.accelerator.end_training()
 
-    # The work on a batch. A subclass overrides `compute_loss` for a loss of its own, and the others for steps of its own.
+    # The work on a batch. A subclass overrides `compute_loss` for its own loss, and the others for its own steps.
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
         """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
@@ -354,13 +343,13 @@ class Trainer:
         if self.train_dataset is None:
             raise ValueError("a training needs a train_dataset")
         args = self.args
-        rank = self.accelerator.process_index
         settings: dict[str, Any] = {}
         if not isinstance(self.train_dataset, IterableDataset):  # a stream has an order and an end of its own
             settings["sampler"] = self._get_train_sampler(self.train_dataset)
             settings["drop_last"] = args.dataloader_drop_last
-            seed_worker = partial(loading.seed_worker, num_workers=args.dataloader_num_workers, rank=rank)
-            settings["worker_init_fn"] = seed_worker
+            rank = self.accelerator.process_index
+            workers = args.dataloader_num_workers
+            settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=workers, rank=rank)
         return loading.make_loader(self, self.train_dataset, args.per_device_train_batch_size, "Training", **settings)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
@@ -407,7 +396,8 @@ class Trainer:
         if not self.args.remove_unused_columns:
             return data_collator
         self._set_signature_columns_if_needed()
-        return batches.ColumnFilter(data_collator, self._signature_columns)
+        columns = set(self._signature_columns)
+        return partial(batches.collate_columns, collator=data_collator, columns=columns)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Note the columns that are kept, unless they are noted. An override may note others."""
@@ -415,7 +405,11 @@ class Trainer:
             taken = batches.parameters(batches.model_inside(self.model).forward)
             self._signature_columns = [*taken, *self.label_names, batches.LABEL]
 
-    # The optimizer and its schedule. A subclass overrides these for others than the arguments can name.
+    # The model on its device, the optimizer, its schedule. A subclass overrides these for others than `args` can name.
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Move a model in place. Scripts call it for a second one, such as a teacher."""
+        model.to(device)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""
@@ -526,10 +520,6 @@ class Trainer:
     @property
     def _train_batch_size(self) -> int:
         return self.args.train_batch_size
-
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Move a model in place. Scripts call it for a second one, such as a teacher."""
-        model.to(device)
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model

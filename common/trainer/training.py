@@ -13,6 +13,7 @@ from typing import Any
 
 from common.accelerator.logging import get_logger
 from common.trainer import checkpoint, evaluation, loading, losses, optimization, pretrained
+from common.trainer.loss_log import LossLog
 from common.trainer.progress import Progress, make_plan
 from common.trainer.trainer_callback import TrainerState
 from common.trainer.training_args import TrainingArguments, resolve_steps
@@ -20,7 +21,7 @@ from common.trainer.training_args import TrainingArguments, resolve_steps
 logger = get_logger(__name__)
 
 
-def train(trainer: Any, folder: str | None) -> evaluation.TrainOutput:
+def run_training(trainer: Any, folder: str | None) -> evaluation.TrainOutput:
     """Train from the beginning, or go on from the checkpoint in `folder`."""
     set_up(trainer)
     skipped = None if folder is None else checkpoint.resume(trainer, folder)
@@ -39,11 +40,7 @@ def train(trainer: Any, folder: str | None) -> evaluation.TrainOutput:
         train_epoch(trainer, skipped)
         skipped = None
         is_over = trainer.control.should_training_stop
-
-    output = summarize(trainer, start_time, first_step)
-    load_best_model(trainer)
-    trainer.call_event("on_train_end")
-    return output
+    return finish(trainer, start_time, first_step)
 
 
 def set_up(trainer: Any) -> None:
@@ -60,7 +57,7 @@ def set_up(trainer: Any) -> None:
 
     trainer.train_dataloader = loading.deal_out(trainer.get_train_dataloader(), accelerator)
     plan = make_plan(args, trainer.train_dataloader, accelerator.num_processes)
-    trainer.progress = Progress(plan, accelerator.device)
+    trainer.progress = Progress(plan, LossLog(accelerator.device))
     trainer.state = TrainerState(
         max_steps=plan.max_steps,
         num_train_epochs=plan.num_epochs,
@@ -161,9 +158,10 @@ def optimizer_step(trainer: Any) -> None:
     if not optimization.follows_metric(trainer.lr_scheduler) and not trainer.accelerator.optimizer_step_was_skipped:
         trainer.lr_scheduler.step()
     trainer.model_wrapped.zero_grad()
-    trainer.progress.loss_log.end_step(learning_rate, grad_norm)
+    progress = trainer.progress
+    progress.loss_log.end_step(learning_rate, grad_norm)
     trainer.state.global_step += 1
-    trainer.state.epoch = trainer.progress.epochs_done()
+    trainer.state.epoch = progress.epoch + progress.batches / progress.plan.batches_per_epoch
 
 
 def log_evaluate_save(trainer: Any) -> None:
@@ -176,27 +174,23 @@ def log_evaluate_save(trainer: Any) -> None:
         trainer.log(logs)
     if trainer.control.should_evaluate:
         metrics = trainer.evaluate(ignore_keys=None)  # named, as in the original: an override may take keywords alone
-        if optimization.follows_metric(trainer.lr_scheduler):
-            trainer.lr_scheduler.step(watched_metric(trainer.args, metrics))
-        if trainer.args.best_metric_key is not None:
-            note_best_metric(trainer, watched_metric(trainer.args, metrics))
+        if trainer.args.best_metric_key is not None or optimization.follows_metric(trainer.lr_scheduler):
+            follow_metric(trainer, metrics)
     if trainer.control.should_save:
         trainer._save_checkpoint(trainer.model_wrapped, trial=None)
         trainer.call_event("on_save")
 
 
-def watched_metric(args: TrainingArguments, metrics: dict[str, Any]) -> Any:
-    """The metric that says which model is the best, and that a plateau schedule follows."""
-    key = args.best_metric_key
-    if key not in metrics:
-        raise KeyError(f"metric_for_best_model needs {key!r}, but the evaluation gave {', '.join(metrics)}")
-    return metrics[key]
-
-
-def note_best_metric(trainer: Any, metric: float) -> None:
-    """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it."""
+def follow_metric(trainer: Any, metrics: dict[str, Any]) -> None:
+    """Step a plateau schedule by `metric_for_best_model`, and note the metric if it is the best so far."""
     args = trainer.args
     state = trainer.state
+    if args.best_metric_key not in metrics:
+        given = ", ".join(metrics)
+        raise KeyError(f"metric_for_best_model needs {args.best_metric_key!r}, but the evaluation gave {given}")
+    metric = metrics[args.best_metric_key]
+    if optimization.follows_metric(trainer.lr_scheduler):
+        trainer.lr_scheduler.step(metric)
     if state.best_metric is None:
         # NaN is never the best, but there is a best metric after a first one that is NaN.
         state.best_metric = float("-inf") if args.greater_is_better else float("inf")
@@ -227,8 +221,8 @@ def is_stopped(trainer: Any) -> bool:
     return trainer.control.should_epoch_stop or trainer.control.should_training_stop
 
 
-def summarize(trainer: Any, start_time: float, first_step: int) -> evaluation.TrainOutput:
-    """Log and return the results of a run that began at `start_time` and `first_step`."""
+def finish(trainer: Any, start_time: float, first_step: int) -> evaluation.TrainOutput:
+    """Log the results of a run that began at `start_time` and `first_step`, and load the best model."""
     state = trainer.state
     progress = trainer.progress
     # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
@@ -239,16 +233,12 @@ def summarize(trainer: Any, start_time: float, first_step: int) -> evaluation.Tr
     metrics["total_flos"] = state.total_flos
     metrics["train_loss"] = train_loss
     trainer.log(metrics)
-    return evaluation.TrainOutput(state.global_step, train_loss, metrics)
-
-
-def load_best_model(trainer: Any) -> None:
-    """Load the weights of the best model, if the arguments ask for it and it has been saved."""
-    state = trainer.state
-    if state.best_global_step is not None and state.best_global_step not in trainer.progress.saved_steps:
+    if state.best_global_step is not None and state.best_global_step not in progress.saved_steps:
         logger.warning(
             f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
             f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
         )
     if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
         trainer._load_best_model()
+    trainer.call_event("on_train_end")
+    return evaluation.TrainOutput(state.global_step, train_loss, metrics)
