@@ -96,7 +96,6 @@ def resume(trainer: Any, folder: str) -> loading.SkippedBatches | None:
         with another order of samples       the end of as many whole steps   are dropped
 
     The first two are *in place*. All take the saved random states, so the third draws other numbers in its step.
-
     A prepared loader has a position of its own in a checkpoint. Any other loader, and one that goes back, begins a
     pass. Within an epoch it does so with the random states of this run's start, because reading draws random numbers
     too; after the skipped batches come the saved states.

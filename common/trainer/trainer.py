@@ -198,8 +198,7 @@ class Trainer:
     ) -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
         loader = self.get_test_dataloader(test_dataset)
-        options = {"description": "Prediction", "ignore_keys": ignore_keys}
-        output = evaluation.run(self, loader, metric_key_prefix, **options)
+        output = evaluation.run(self, loader, metric_key_prefix, description="Prediction", ignore_keys=ignore_keys)
         self.call_event("on_predict", metrics=output.metrics)
         return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
@@ -474,8 +473,7 @@ class Trainer:
         model.eval()
         optimization.set_mode(self.optimizer, "eval")
         results = evaluation.predict_batches(self, model, dataloader, prediction_loss_only, ignore_keys)
-        own = evaluation.to_host(results, accelerator.device)
-        gathered = evaluation.gather_batches(own)
+        gathered = evaluation.gather_batches(evaluation.to_host(results, accelerator.device))
         return evaluation.summarize(gathered, self.compute_metrics, self.args, f"{metric_key_prefix}_")
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:

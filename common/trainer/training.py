@@ -185,10 +185,10 @@ def follow_metric(trainer: Any, metrics: dict[str, Any]) -> None:
     """Step a plateau schedule by `metric_for_best_model`, and note the metric if it is the best so far."""
     args = trainer.args
     state = trainer.state
-    if args.best_metric_key not in metrics:
-        given = ", ".join(metrics)
-        raise KeyError(f"metric_for_best_model needs {args.best_metric_key!r}, but the evaluation gave {given}")
-    metric = metrics[args.best_metric_key]
+    key = args.best_metric_key
+    if key not in metrics:
+        raise KeyError(f"metric_for_best_model needs {key!r}, but the evaluation gave {', '.join(metrics)}")
+    metric = metrics[key]
     if optimization.follows_metric(trainer.lr_scheduler):
         trainer.lr_scheduler.step(metric)
     if state.best_metric is None:
