@@ -59,6 +59,14 @@ def make_loader(trainer: Any, dataset: Any, batch_size: int, description: str, *
     return trainer.accelerator.prepare_data_loader(loader)
 
 
+def make_eval_loader(trainer: Any, dataset: Any, description: str) -> DataLoader:
+    """The same for a set that is read in order, with batches of the size for evaluations."""
+    if dataset is None:
+        raise ValueError("an evaluation needs an eval_dataset")
+    sampler = None if isinstance(dataset, IterableDataset) else trainer._get_eval_sampler(dataset)
+    return make_loader(trainer, dataset, trainer.args.per_device_eval_batch_size, description, sampler=sampler)
+
+
 def deal_out(loader: Any, accelerator: Accelerator) -> Any:
     """A loader, which an override may have made, as each rank is to read it.
 

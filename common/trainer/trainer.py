@@ -1,6 +1,6 @@
 """Trainer: what a script calls, and what a subclass overrides. The training itself is in `training.py`.
 
-The methods bear the names of the original. What no subclass overrides is a function of another module.
+Private methods bear names of the original. Other private work is done by functions, so no subclass replaces it unaware.
 """
 
 import json
@@ -346,9 +346,8 @@ class Trainer:
         if not isinstance(self.train_dataset, IterableDataset):  # a stream has an order and an end of its own
             settings["sampler"] = self._get_train_sampler(self.train_dataset)
             settings["drop_last"] = args.dataloader_drop_last
-            rank = self.accelerator.process_index
-            workers = args.dataloader_num_workers
-            settings["worker_init_fn"] = partial(loading.seed_worker, num_workers=workers, rank=rank)
+            seeding = {"num_workers": args.dataloader_num_workers, "rank": self.accelerator.process_index}
+            settings["worker_init_fn"] = partial(loading.seed_worker, **seeding)
         return loading.make_loader(self, self.train_dataset, args.per_device_train_batch_size, "Training", **settings)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
@@ -360,17 +359,11 @@ class Trainer:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        return self._make_eval_loader(dataset, "Evaluation")
+        return loading.make_eval_loader(self, dataset, "Evaluation")
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return self._make_eval_loader(test_dataset, "test")
-
-    def _make_eval_loader(self, dataset: Dataset | None, description: str) -> DataLoader:
-        if dataset is None:
-            raise ValueError("an evaluation needs an eval_dataset")
-        sampler = None if isinstance(dataset, IterableDataset) else self._get_eval_sampler(dataset)
-        return loading.make_loader(self, dataset, self.args.per_device_eval_batch_size, description, sampler=sampler)
+        return loading.make_eval_loader(self, test_dataset, "test")
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""

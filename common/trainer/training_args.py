@@ -95,12 +95,11 @@ class TrainingArguments:
             without a length. -1: not set.
         optim, lr_scheduler_type: one of `OPTIMIZERS`, and one of `SCHEDULES`.
         lr_scheduler_kwargs: further options of the schedule, for example {"num_cycles": 1.5}.
-        warmup_steps: steps of warm-up, or below 1 the share of all steps.
         max_grad_norm: clip the total norm of the gradients to this; 0 or less leaves them alone.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
             each evaluation that improves `metric_for_best_model`.
-        logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
-            `eval_steps` defaults to `logging_steps`.
+        warmup_steps, logging_steps, eval_steps, save_steps: below 1, the share of all steps. With
+            `eval_strategy="steps"`, `eval_steps` defaults to `logging_steps`.
         eval_delay: steps, or with `eval_strategy="epoch"` epochs, before the first evaluation.
         prediction_loss_only: gather no predictions, so that `compute_metrics` is not called.
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
