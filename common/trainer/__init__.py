@@ -1,5 +1,7 @@
 """A Trainer in the shape of `transformers.Trainer`, for any nn.Module, on this repository's accelerator core."""
 
+# ruff: noqa: F401
+
 from common.trainer.batches import default_data_collator
 from common.trainer.checkpoint import get_last_checkpoint
 from common.trainer.evaluation import EvalPrediction, PredictionOutput, TrainOutput
@@ -13,21 +15,3 @@ from common.trainer.trainer_callback import (
     TrainerState,
 )
 from common.trainer.training_args import AcceleratorConfig, TrainingArguments
-
-__all__ = [
-    "AcceleratorConfig",
-    "DefaultFlowCallback",
-    "EarlyStoppingCallback",
-    "EvalPrediction",
-    "PredictionOutput",
-    "PrinterCallback",
-    "ProgressCallback",
-    "TrainOutput",
-    "Trainer",
-    "TrainerCallback",
-    "TrainerControl",
-    "TrainerState",
-    "TrainingArguments",
-    "default_data_collator",
-    "get_last_checkpoint",
-]

@@ -53,22 +53,16 @@ def _stack(values: list) -> Tensor:
     return torch.tensor(values)
 
 
-class ColumnFilter:
-    """A collator that drops, from samples that are dicts, all keys but `columns`."""
-
-    def __init__(self, collator: Callable[[list], Any], columns: list[str]) -> None:
-        self.collator = collator
-        self.columns = set(columns)
-
-    def __call__(self, samples: list) -> Any:
-        kept = []
-        for sample in samples:
-            if isinstance(sample, dict):
-                sample = {key: value for key, value in sample.items() if key in self.columns}
-            kept.append(sample)
-        if all(isinstance(sample, dict) and not sample for sample in kept):
-            raise no_common_column(samples[0], self.columns)
-        return self.collator(kept)
+def collate_columns(samples: list, collator: Callable[[list], Any], columns: set[str]) -> Any:
+    """The batch that `collator` makes of samples which, if they are dicts, have no keys but `columns`."""
+    kept = []
+    for sample in samples:
+        if isinstance(sample, dict):
+            sample = {key: value for key, value in sample.items() if key in columns}
+        kept.append(sample)
+    if all(isinstance(sample, dict) and not sample for sample in kept):
+        raise no_common_column(samples[0], columns)
+    return collator(kept)
 
 
 def no_common_column(given: Iterable[str], taken: Iterable[str]) -> ValueError:
@@ -119,11 +113,10 @@ def get_labels(batch: Any, label_names: list[str]) -> Any:
         if not label_names and batch.get("return_loss"):
             return ()
         labels = tuple(batch.get(name) for name in label_names)
-        if not labels or any(label is None for label in labels):
-            return None
-    elif isinstance(batch, tuple | list) and len(batch) > 1:
-        labels = tuple(batch[-1:])
     else:
+        has_labels = isinstance(batch, tuple | list) and len(batch) > 1
+        labels = tuple(batch[-1:]) if has_labels else ()
+    if not labels or any(label is None for label in labels):
         return None
     if len(labels) > 1:
         return labels

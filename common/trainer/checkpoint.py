@@ -6,6 +6,7 @@ loader's position, and verifies them all. The Trainer adds `trainer_state.json`,
 """
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from common.accelerator.utils import broadcast, broadcast_object_list, is_peft_m
 from common.accelerator.utils.checkpoint_folder import finish_and_verify
 from common.accelerator.utils.checkpoint_history import numbered, recover_newest, remove_folder
 from common.accelerator.utils.constants import SAFE_WEIGHTS_NAME
+from common.accelerator.utils.random import get_random_states, set_random_states
 from common.accelerator.utils.weights import under_names_of
-from common.trainer import pretrained
+from common.trainer import loading, pretrained
 from common.trainer.trainer_callback import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -31,16 +33,111 @@ def checkpoint_folder(output_dir: str, step: int) -> Path:
     return Path(output_dir, f"{PREFIX}{step}")
 
 
-def write_progress(folder: str, state: TrainerState, progress: dict[str, Any]) -> None:
-    """Write what `read_progress` returns; `progress` has JSON values."""
-    state.save_to_json(f"{folder}/{TRAINER_STATE_NAME}")
-    Path(folder, PROGRESS_NAME).write_text(json.dumps(progress), encoding="utf-8")
+def save(trainer: Any, output_dir: str, calls_save_model: bool) -> None:
+    """Save everything that a run needs to go on, and delete the oldest checkpoints. All ranks call this."""
+    state = trainer.state
+    progress = trainer.progress
+    folder = checkpoint_folder(output_dir, state.global_step)
+    progress.saved_steps.append(state.global_step)
+    if state.best_global_step in progress.saved_steps:  # else a folder of its name is another run's
+        best = checkpoint_folder(output_dir, state.best_global_step)
+        if best == folder or best.exists():  # else it lies where the run was resumed from
+            state.best_model_checkpoint = str(best)
+    state.stateful_callbacks = trainer.callback_handler.states(trainer.control)
+    # Nothing is left to train on in an epoch that a callback cuts short.
+    is_cut_short = trainer.control.should_epoch_stop and not progress.epoch_ended
+    batches = progress.plan.batches_per_epoch if is_cut_short else progress.batches
+    content = {
+        "position": {"epoch": progress.epoch, "batches": batches, "epoch_ended": progress.epoch_ended},
+        "order": progress.plan.order_settings,
+        "loss_log": progress.loss_log.state_dict(trainer.accelerator),
+        "saved_steps": progress.saved_steps,
+    }
+
+    def write_own_files(models: list, weights: list[dict], draft: str) -> None:
+        write_model_files(trainer, weights, draft, calls_save_model)
+        if trainer.is_world_process_zero():
+            state.save_to_json(f"{draft}/{TRAINER_STATE_NAME}")
+            Path(draft, PROGRESS_NAME).write_text(json.dumps(content), encoding="utf-8")
+
+    # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
+    with trainer.accelerator.register_save_state_pre_hook(write_own_files):
+        trainer.accelerator.save_state(folder, all_ranks=True)
+    if trainer.args.save_total_limit is not None:
+        kept = [folder, Path(state.best_model_checkpoint or folder)]
+        surplus = partial(delete_oldest, output_dir, progress.saved_steps, kept, trainer.args.save_total_limit)
+        run_on_all_ranks(surplus, trainer.is_world_process_zero())
 
 
-def read_progress(folder: str) -> tuple[TrainerState, dict[str, Any]]:
-    """State and progress in a checkpoint that `find_checkpoint` has found."""
-    state = TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}")
-    return state, json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8"))
+def write_model_files(trainer: Any, weights: list[dict], draft: str, calls_save_model: bool) -> None:
+    """Write the model's files into the folder `draft`, except the `weights`, which are left to the accelerator.
+
+    It replaces a `model.safetensors` of an override by these, which a resumed run loads.
+    """
+    model = trainer.model
+    if calls_save_model:
+        trainer.save_model(draft, _internal_call=True)
+    elif trainer.is_world_process_zero():
+        # `save_pretrained` gets no weights and writes the configuration only. But the weights of adapters have a file
+        # of their own, for `from_pretrained`, which it has to write.
+        has_adapters = hasattr(model, "peft_config")
+        pretrained.save(trainer, model, draft, weights[0] if has_adapters else {})
+    has_adapter_files = trainer.is_world_process_zero() and any(Path(draft).rglob("adapter_model.*"))
+    if has_adapter_files and is_peft_model(model) and not trainer.is_fsdp_enabled:
+        weights.clear()  # The model inside is frozen, and may be large.
+
+
+def resume(trainer: Any, folder: str) -> loading.SkippedBatches | None:
+    """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
+
+        saved                               the run goes on at               gradients and their losses
+        at a step's end                     that place                       are none
+        where an epoch ended or was cut     the next epoch's beginning       of an incomplete window are kept
+        where it was stopped in a step      the beginning of that step       are dropped
+        with another order of samples       the end of as many whole steps   are dropped
+
+    The first two are *in place*. All take the saved random states, so the third draws other numbers in its step.
+    A prepared loader has a position of its own in a checkpoint. Any other loader, and one that goes back, begins a
+    pass. Within an epoch it does so with the random states of this run's start, because reading draws random numbers
+    too; after the skipped batches come the saved states.
+    """
+    accelerator = trainer.accelerator
+    progress = trainer.progress
+    plan = progress.plan
+    state = run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
+    saved = run_on_all_ranks(lambda: json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8")))
+    trainer.state.go_on_from(state)
+    trainer.callback_handler.restore(state.stateful_callbacks)
+    position = saved["position"]
+    progress.epoch = position["epoch"]
+    progress.batches = position["batches"]
+    has_same_order = saved["order"] == plan.order_settings
+    is_in_place = has_same_order and plan.ends_step(progress.batches)
+    if not has_same_order:  # all epochs are taken to be whole ones, as in `transformers`
+        progress.epoch, steps_in_epoch = divmod(state.global_step, plan.steps_per_epoch)
+        progress.batches = steps_in_epoch * plan.accumulation
+    elif not is_in_place:
+        progress.batches -= progress.batches % plan.accumulation
+    progress.epoch_ended = position["epoch_ended"]
+    progress.saved_steps = saved["saved_steps"]
+    progress.loss_log.load_state_dict(saved["loss_log"], accelerator, keeps_gradients=is_in_place)
+
+    def load_adapters(models: list, folder: str) -> None:
+        if has_adapters_alone(trainer.model, folder):
+            pretrained.load_adapters(trainer.model, folder)
+            models.clear()  # the accelerator loads what is left
+
+    loader_goes_on = is_in_place and loading.is_prepared(trainer.train_dataloader)
+    states_of_start = get_random_states(accelerator.device)
+    with accelerator.register_load_state_pre_hook(load_adapters):
+        accelerator.load_state(folder, with_loaders=loader_goes_on)
+    if not is_in_place:
+        trainer.model_wrapped.zero_grad()
+    if loader_goes_on or not 0 < progress.batches < plan.batches_per_epoch:
+        return None
+    saved_states = get_random_states(accelerator.device)
+    set_random_states(accelerator.device, states_of_start)
+    return loading.SkippedBatches(progress.batches, random_states_after=saved_states)
 
 
 def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], limit: int) -> None:
@@ -51,10 +148,9 @@ def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], lim
     """
     found = list(reversed(numbered(Path(output_dir), PREFIX)))  # from the lowest step to the highest
     of_this_run = {checkpoint_folder(output_dir, step) for step in saved_steps}
-    others = [path for path in found if path not in of_this_run]
-    own = [path for path in found if path in of_this_run]
+    oldest_first = sorted(found, key=of_this_run.__contains__)  # False comes before True
+    dispensable = [path for path in oldest_first if path not in kept]
     surplus = max(0, len(found) - limit)
-    dispensable = [path for path in others + own if path not in kept]
     for path in dispensable[:surplus]:
         remove_folder(path)
 

@@ -4,18 +4,21 @@ The results of the ranks are gathered at the end and put into the order of the d
 even the ranks out are left out.
 """
 
+import math
 import time
-from collections.abc import Iterable, Mapping
-from itertools import chain, zip_longest
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, pairwise, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.accelerator.utils import gather_object, send_to_device
 from common.nested import honor_type, map_nested
+from common.trainer import loading
 from common.trainer.loading import BatchRows
+from common.trainer.training_args import TrainingArguments
 
 # Predictions of batches with different dimensions, such as lengths of texts, are filled up with this value.
 PADDING = -100
@@ -67,38 +70,51 @@ class BatchResult(NamedTuple):
     labels: Any
 
 
-class CopyToHost:
-    """A result of a batch on its way from the GPU to the CPU."""
+def run(trainer: Any, loader: Any, prefix: str, **options: Any) -> EvalLoopOutput:
+    """One `evaluation_loop` of the trainer with `options`, and its speed; an override may have made the loader."""
+    start_time = time.time()
+    loader = loading.deal_out(loader, trainer.accelerator)
+    output = trainer.evaluation_loop(loader, metric_key_prefix=prefix, **options)
+    samples_per_step = trainer.args.per_device_eval_batch_size
+    if not trainer.accelerator.dataloader_config.split_batches:
+        samples_per_step *= trainer.accelerator.num_processes
+    num_steps = math.ceil(output.num_samples / samples_per_step)
+    output.metrics.update(speed_metrics(prefix, start_time, output.num_samples, num_steps))
+    return output
 
-    def __init__(self, result: BatchResult, device: torch.device) -> None:
-        self.copy = send_to_device(result, "cpu", non_blocking=True)
-        self.is_complete = torch.cuda.current_stream(device).record_event()
 
-    def read(self) -> BatchResult:
-        """The result as NumPy arrays, once it has arrived."""
-        self.is_complete.synchronize()
-        return as_arrays(self.copy)
+def predict_batches(
+    trainer: Any, model: nn.Module, loader: Any, loss_only: bool, ignore_keys: list[str] | None
+) -> Iterator[BatchResult]:
+    """The results of the loader's batches, each of which is computed when it is asked for."""
+    batch_size = trainer.args.per_device_eval_batch_size
+    for inputs, rows in loading.read_eval_batches(loader, batch_size, trainer.accelerator):
+        loss, logits, labels = trainer.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
+        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+        yield BatchResult(rows, loss, logits, labels)
+        trainer.call_event("on_prediction_step")
 
 
 def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchResult]:
     """The results of a rank's batches as NumPy arrays, each moved to the CPU while a GPU computes the next one."""
     if device.type != "cuda":
-        return [as_arrays(send_to_device(result, "cpu")) for result in results]
+        return [map_nested(as_array, send_to_device(result, "cpu")) for result in results]
+
+    def start_copy(result: BatchResult) -> tuple[BatchResult, torch.cuda.Event]:
+        copy = send_to_device(result, "cpu", non_blocking=True)
+        return copy, torch.cuda.current_stream(device).record_event()
+
     arrived = []
-    pending: list[CopyToHost] = []
-    for result in results:
-        pending.append(CopyToHost(result, device))
-        if len(pending) > 1:  # the GPU computes the newest batch while the one before it is read
-            arrived.append(pending.pop(0).read())
-    return arrived + [copy.read() for copy in pending]
+    # A copy is read when the next one has been started.
+    for (copy, arrival), _ in pairwise(chain(map(start_copy, results), [None])):
+        arrival.synchronize()
+        arrived.append(map_nested(as_array, copy))
+    return arrived
 
 
-def as_arrays(data: Any) -> Any:
-    """Nested tensors on the CPU as NumPy arrays; bfloat16, which NumPy lacks, as float32."""
-    return map_nested(_as_array, data)
-
-
-def _as_array(leaf: Any) -> Any:
+def as_array(leaf: Any) -> Any:
+    """A tensor on the CPU as a NumPy array; bfloat16, which NumPy lacks, as float32."""
     if not isinstance(leaf, Tensor):
         return leaf
     if leaf.dtype == torch.bfloat16:
@@ -116,6 +132,24 @@ def gather_batches(own: list[BatchResult]) -> list[BatchResult]:
         for of_step in zip_longest(*of_ranks):  # a rank may have fewer batches than the others
             gathered += [batch for batch in of_step if batch is not None and batch.rows.num_real > 0]
     return gathered
+
+
+def summarize(
+    gathered: list[BatchResult], compute_metrics: Callable | None, args: TrainingArguments, prefix: str
+) -> EvalLoopOutput:
+    """Predictions, labels and metrics of all samples, of the batches of all ranks."""
+    rows_of_batches = [batch.rows for batch in gathered]
+    predictions = concatenate([batch.logits for batch in gathered], rows_of_batches)
+    label_ids = concatenate([batch.labels for batch in gathered], rows_of_batches)
+    metrics: dict[str, Any] = {}
+    if compute_metrics is not None and predictions is not None and label_ids is not None:
+        computed = compute_metrics(EvalPrediction(predictions, label_ids))
+        metrics = map_nested(as_number, dict(computed))
+    loss = mean_loss(gathered, args.per_device_eval_batch_size, args.logging_nan_inf_filter)
+    if loss is not None:
+        metrics[f"{prefix}loss"] = loss
+    num_samples = sum(rows.num_real for rows in rows_of_batches)
+    return EvalLoopOutput(predictions, label_ids, with_prefix(metrics, prefix), num_samples)
 
 
 def mean_loss(batches: list[BatchResult], batch_size: int, filter_not_finite: bool) -> float | None:
@@ -188,12 +222,8 @@ def _filled_up(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return filled
 
 
-def as_numbers(metrics: Any) -> Any:
-    """Nested metrics with NumPy's numbers and tensors of one element as Python's numbers; arrays stay what they are."""
-    return map_nested(_as_number, metrics)
-
-
-def _as_number(value: Any) -> Any:
+def as_number(value: Any) -> Any:
+    """A metric that is a number of NumPy, or a tensor of one element, as Python's number; arrays stay what they are."""
     is_number = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
     return value.item() if is_number else value
 

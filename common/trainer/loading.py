@@ -24,7 +24,7 @@ from common.accelerator.rows import Entries
 from common.accelerator.sampler import index_sampler_of, sampler_chain
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
-from common.trainer.batches import first_samples
+from common.trainer.batches import first_samples, is_table
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
@@ -36,6 +36,35 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
 def is_prepared(loader: Any) -> bool:
     """True for a loader of the accelerator: it puts batches on the device, and its position is in checkpoints."""
     return isinstance(loader, DataLoaderShard)
+
+
+def make_loader(trainer: Any, dataset: Any, batch_size: int, description: str, **settings: Any) -> DataLoader:
+    """A prepared loader as the arguments say, with `settings`, and without columns that the model does not take."""
+    args = trainer.args
+    collator = trainer.data_collator
+    if is_table(dataset):
+        dataset = trainer._remove_unused_columns(dataset, description=description)
+    else:
+        collator = trainer._get_collator_with_removed_columns(collator, description=description)
+    loader = DataLoader(
+        dataset,
+        batch_size,
+        collate_fn=collator,
+        num_workers=args.dataloader_num_workers,
+        persistent_workers=args.dataloader_persistent_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        pin_memory=args.dataloader_pin_memory and trainer.accelerator.device.type != "cpu",
+        **settings,
+    )
+    return trainer.accelerator.prepare_data_loader(loader)
+
+
+def make_eval_loader(trainer: Any, dataset: Any, description: str) -> DataLoader:
+    """The same for a set that is read in order, with batches of the size for evaluations."""
+    if dataset is None:
+        raise ValueError("an evaluation needs an eval_dataset")
+    sampler = None if isinstance(dataset, IterableDataset) else trainer._get_eval_sampler(dataset)
+    return make_loader(trainer, dataset, trainer.args.per_device_eval_batch_size, description, sampler=sampler)
 
 
 def deal_out(loader: Any, accelerator: Accelerator) -> Any:
@@ -54,8 +83,8 @@ def deal_out(loader: Any, accelerator: Accelerator) -> Any:
 
 
 def all_ranks_have_samples(loader: Any) -> bool:
-    """True unless the step that was read last is a short one, or the loader is not prepared."""
-    return is_prepared(loader) and loader.short_step is None
+    """True in a step in which each rank has a full batch. A script that computes it without a loader does so on all."""
+    return loader is None or (is_prepared(loader) and loader.short_step is None)
 
 
 def length_of(data: Any) -> int | None:

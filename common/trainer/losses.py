@@ -5,18 +5,86 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from common.accelerator.logging import get_logger
 from common.accelerator.utils import is_compiled_module
 from common.nested import leaves
-from common.trainer.batches import model_inside, parameters, split_labels
+from common.trainer.batches import call_model, model_inside, parameters, split_labels
 
 logger = get_logger(__name__)
 
 # The loss types for which `LOSS_MAPPING` of `transformers` has `ForCausalLMLoss`.
 CAUSAL_LOSS_TYPES = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+
+
+def takes_num_items(trainer: Any) -> bool:
+    """True if the loss depends on the number of labels in the step. Scripts may change both attributes."""
+    return trainer.compute_loss_func is not None or trainer.model_accepts_loss_kwargs
+
+
+def count_items(trainer: Any, window: list[Any], is_collective: bool = True) -> Tensor | None:
+    """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
+
+    Unless `is_collective`, the other ranks are taken to have as many, because one of them may have no batch.
+    """
+    if not takes_num_items(trainer):
+        return None
+    accelerator = trainer.accelerator
+    total = torch.zeros((), dtype=torch.int64, device=accelerator.device)
+    for batch in window:
+        count = count_labels(batch, trainer._loss_shifts_labels)
+        if count is None:
+            return None
+        total += count.to(total.device)
+    of_ranks = accelerator.gather(total) if is_collective else total * accelerator.num_processes
+    # A float: a loss in half precision becomes float32 when it is divided by it.
+    return of_ranks.sum().to(torch.get_default_dtype())
+
+
+def is_mean(trainer: Any, num_items: Tensor | None) -> bool:
+    """True if `compute_loss` returns a mean, which has to be divided by the number of micro-batches in the step.
+
+    `num_items` is the number of labels in the whole step, or None. A function is a `compute_loss_func`:
+
+        the loss comes from         for a batch with labels    divided    without labels     divided
+        a model without **kwargs    a mean                     yes        a mean             yes
+        a model with **kwargs       sum / num_items * ranks    no         a mean             yes
+        a function                  sum / num_items * ranks    no         what it returns    no
+
+    The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override returns the same, or a
+    mean if it lacks the argument `num_items_in_batch`. `loss_is_scaled_for_ga` overrules all of this.
+    """
+    if trainer.loss_is_scaled_for_ga is not None:
+        return not trainer.loss_is_scaled_for_ga
+    if not trainer._compute_loss_takes_count:
+        return True
+    return trainer.compute_loss_func is None and (num_items is None or not trainer.model_accepts_loss_kwargs)
+
+
+def call_compute_loss(trainer: Any, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
+    """The result of `trainer.compute_loss`, which an override may have without `num_items_in_batch`."""
+    if trainer._compute_loss_takes_count:
+        options["num_items_in_batch"] = num_items
+    with trainer.compute_loss_context_manager():
+        return trainer.compute_loss(model, inputs, **options)
+
+
+def forward(trainer: Any, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
+    """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
+    if num_items is None or not trainer.model_accepts_loss_kwargs:
+        return call_model(model, inputs)
+    shares_of_step = trainer.accelerator.num_processes * trainer.current_gradient_accumulation_steps
+    is_first_step = model.training and trainer.state.global_step == 0 and trainer.compute_loss_func is None
+    check: AbstractContextManager = nullcontext()
+    if is_first_step and shares_of_step > 1:
+        # Within the check, torch would compile a model for this step alone, and once more for all others.
+        is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
+        check = nullcontext() if is_compiled else WarnIfUnused(num_items, shares_of_step)
+    with check:
+        return call_model(model, inputs, num_items_in_batch=num_items)
 
 
 def takes_any_keyword(function: Callable) -> bool:
@@ -69,15 +137,6 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     elif shifted and isinstance(labels, Tensor):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
-
-
-def warn_if_unused(model: nn.Module, num_items: Tensor, shares_of_step: int) -> AbstractContextManager:
-    """A block in which `model` is given `num_items`; it warns if a step of several shares is too large."""
-    # While the check runs, torch would compile a model for it alone, and once more for all other steps.
-    is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
-    if is_compiled or shares_of_step == 1:
-        return nullcontext()
-    return WarnIfUnused(num_items, shares_of_step)
 
 
 class WarnIfUnused(TorchFunctionMode):

@@ -15,7 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+OPTIMIZERS = {
+    "adamw_torch": torch.optim.AdamW,
+    "adamw_torch_fused": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
 
 # Biases and normalisation layers, by the names of their parameters.
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm($|\.)")
@@ -34,13 +40,11 @@ def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) ->
 def optimizer_class_and_arguments(args: Any) -> tuple[type[Optimizer], dict[str, Any]]:
     """The class of `args.optim`, and the arguments that all parameter groups share."""
     arguments: dict[str, Any] = {"lr": args.learning_rate}
-    if args.optim in ("adamw_torch", "adamw_torch_fused"):
+    if OPTIMIZERS[args.optim] is torch.optim.AdamW:
         arguments |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-        if args.optim == "adamw_torch_fused":
-            arguments["fused"] = True
-        return torch.optim.AdamW, arguments
-    by_name = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}
-    return by_name[args.optim], arguments
+    if args.optim == "adamw_torch_fused":
+        arguments["fused"] = True
+    return OPTIMIZERS[args.optim], arguments
 
 
 def decay_parameter_names(model: nn.Module) -> list[str]:
@@ -196,3 +200,15 @@ def make_scheduler(optimizer: Optimizer, args: Any, num_training_steps: int) -> 
     if name not in ("constant", "warmup_stable_decay"):  # these have no climb, or one of their own
         schedule = partial(with_warmup, schedule)
     return LambdaLR(optimizer, partial(schedule, length=length, **options))
+
+
+def follows_metric(scheduler: LRScheduler) -> bool:
+    """True if the learning rate depends on the evaluations, and not on the step."""
+    return isinstance(scheduler, ReduceLROnPlateau)
+
+
+def set_mode(optimizer: Optimizer, mode: str) -> None:
+    """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
+    enter_mode = getattr(optimizer, mode, None)
+    if callable(enter_mode):
+        enter_mode()

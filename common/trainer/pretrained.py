@@ -58,9 +58,12 @@ def load_adapters(model: Any, folder: str) -> None:
             set_peft_model_state_dict(model, weights, adapter_name=name)
 
 
-def save(model: Any, processing_class: Any, folder: str, *, weights: dict[str, Any]) -> None:
+def save(trainer: Any, model: Any, folder: str, weights: dict[str, Any]) -> None:
     """Write model and tokenizer into `folder` as `from_pretrained` reads them; without weights, no file of these."""
     if is_pretrained(model):
         model.save_pretrained(folder, state_dict=weights)
+    processing_class = trainer.processing_class
+    if processing_class is None:
+        processing_class = getattr(trainer.data_collator, "tokenizer", None)
     if processing_class is not None:
         processing_class.save_pretrained(folder)

@@ -1,17 +1,11 @@
-"""Trainer: the training loop that is otherwise written by hand, with logging, evaluation and checkpoints in it.
+"""Trainer: what a script calls, and what a subclass overrides. The training itself is in `training.py`.
 
-Read it from the top; `train` goes through epochs, windows and micro-batches. A window consists of the micro-batches
-whose gradients are added up for one optimizer step. Sums, draws and events come in the order that they have in
-`transformers`, so that a training ends with the same bits.
+Private methods bear names of the original. Other private work is done by functions, so no subclass replaces it unaware.
 """
 
 import json
-import logging
-import math
-import time
-from collections.abc import Callable, Iterator, Sized
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
-from dataclasses import asdict
+from collections.abc import Callable, Sized
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,40 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
-from common.accelerator import Accelerator, utils
-from common.accelerator.logging import get_logger
-from common.accelerator.operations import run_on_all_ranks
-from common.accelerator.state import AcceleratorState, do_nothing
-from common.accelerator.utils.random import get_random_states, set_random_states
+from common.accelerator import utils
+from common.accelerator.state import do_nothing
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, losses, optimization, pretrained, reporting
-from common.trainer.progress import Plan, Progress, make_plan
+from common.trainer.progress import Progress
+from common.trainer.setup import configure_process, make_accelerator, warn_of_vain_overrides
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
-from common.trainer.training_args import TrainingArguments, resolve_steps
-
-logger = get_logger(__name__)
-
-# Methods of the original's releases that public subclasses override, and that this Trainer does not have.
-NEVER_CALLED = (
-    "_clip_grad_norm",
-    "_determine_best_metric",
-    "_evaluate",
-    "_get_dataloader",
-    "_inner_training_loop",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",
-    "_load_rng_state",
-    "_maybe_log_save_evaluate",
-    "_prepare_input",
-    "_rotate_checkpoints",
-    "_save_optimizer_and_scheduler",
-    "_save_rng_state",
-    "create_accelerator_and_postprocess",
-    "get_batch_samples",
-)
+from common.trainer.training import run_training
+from common.trainer.training_args import TrainingArguments
 
 
 class Trainer:
@@ -91,8 +63,7 @@ class Trainer:
     is_distributed_loading_by_transformers = False
     _memory_tracker = SimpleNamespace(start=do_nothing, stop_and_update_metrics=do_nothing)
 
-    # The training under way. Each call of `train` makes these anew, as it does `state`, which callbacks see.
-    plan: Plan
+    # Of the training under way, or of the last one. `train` makes it anew, as it does `state`, which callbacks see.
     progress: Progress
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
@@ -169,12 +140,10 @@ class Trainer:
         self.callback_handler = CallbackHandler(in_order, model, processing_class, self.optimizer, self.lr_scheduler)
         if self.is_world_process_zero():
             Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
-        never_called = [name for name in NEVER_CALLED if hasattr(self, name)]
-        if never_called:
-            logger.warning(f"this Trainer does not call {', '.join(never_called)} of {type(self).__name__}")
+        warn_of_vain_overrides(self)
         self.call_event("on_init_end")
 
-    # Training, from the whole to the parts.
+    # What a script calls. A subclass overrides `evaluate`, `predict` and `save_model` for metrics and files of its own.
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> evaluation.TrainOutput:
         """Train, and return the number of steps, the mean loss over all steps, and the metrics of the run.
@@ -186,427 +155,9 @@ class Trainer:
         """
         folder = checkpoint.find_checkpoint(self.accelerator, self.args.output_dir, resume_from_checkpoint)
         self.is_in_train = True
-        self._prepare_training()
-        self.model_wrapped.zero_grad()
-        skipped = None if folder is None else self._load_checkpoint(folder)
-        start_time = time.time()
-        first_step = self.state.global_step
-
-        self.call_event("on_train_begin")
-        # As in `transformers`, a new run makes a step even if a callback stops it in on_train_begin.
-        is_over = folder is not None and (self.control.should_training_stop or first_step >= self.state.max_steps)
-        if is_over:
-            self.control.should_training_stop = True
-            if not self.progress.epoch_ended:  # the run was killed before its last epoch was evaluated and saved
-                self._end_epoch()
-        while not is_over and self.progress.epoch < self.plan.num_epochs:
-            self._train_epoch(skipped)
-            skipped = None
-            is_over = self.control.should_training_stop
-        return self._finish(start_time, first_step)
-
-    def _prepare_training(self) -> None:
-        accelerator = self.accelerator
-        if self.args.activation_checkpointing:
-            pretrained.enable_activation_checkpointing(self.model, self.args.activation_checkpointing_kwargs)
-        pretrained.align_special_tokens(self.model, self.processing_class)
-        accelerator.free_memory()
-        if self.model_wrapped is self.model:
-            # An evaluation may have prepared it without DDP, and another Trainer in another precision.
-            accelerator.forget_model(self.model)
-
-        self.train_dataloader = loading.deal_out(self.get_train_dataloader(), accelerator)
-        self.plan = make_plan(self.args, self.train_dataloader, accelerator.num_processes)
-        self.progress = Progress(accelerator.device)
-        self.state = self._new_state()
-
-        if self._created_lr_scheduler:
-            self.lr_scheduler = None
-            self._created_lr_scheduler = False
-        self.create_optimizer_and_scheduler(self.plan.max_steps)
-        self.model_wrapped, self.optimizer = accelerator.prepare(self.model_wrapped, self.optimizer)
-        # Checkpoints hold the schedule. The Trainer steps it itself, so callbacks get torch's own and not the wrapper.
-        accelerator.prepare_scheduler(self.lr_scheduler)
-        self.callback_handler.model = self.model
-        self.callback_handler.optimizer = self.optimizer
-        self.callback_handler.lr_scheduler = self.lr_scheduler
-        self.callback_handler.train_dataloader = self.train_dataloader
-
-    def _new_state(self) -> TrainerState:
-        args = self.args
-        max_steps = self.plan.max_steps
-        state = TrainerState(
-            max_steps=max_steps,
-            num_train_epochs=self.plan.num_epochs,
-            train_batch_size=args.per_device_train_batch_size,
-            is_local_process_zero=self.accelerator.is_local_main_process,
-            is_world_process_zero=self.accelerator.is_main_process,
-            logging_steps=resolve_steps(args.logging_steps, max_steps),
-            save_steps=resolve_steps(args.save_steps, max_steps),
-        )
-        if args.eval_steps is not None:
-            state.eval_steps = resolve_steps(args.eval_steps, max_steps)
-        loads_best_of_steps = args.load_best_model_at_end and args.save_strategy == "steps"
-        if loads_best_of_steps and state.save_steps % state.eval_steps:
-            raise ValueError(
-                f"load_best_model_at_end: save_steps={args.save_steps} are {state.save_steps} of {max_steps} steps and "
-                f"eval_steps={args.eval_steps} are {state.eval_steps}: save only after evaluations"
-            )
-        return state
-
-    def _train_epoch(self, skipped: loading.SkippedBatches | None) -> None:
-        progress = self.progress
-        progress.epoch_ended = False
-        self.call_event("on_epoch_begin")
-        sizes = self.plan.window_sizes(progress.batches)
-        windows = loading.read_windows(self.train_dataloader, progress.epoch, sizes, skipped, self.accelerator)
-        # Open until the end of the epoch is saved, because a checkpoint holds the loader's position.
-        with closing(windows):
-            for window in windows:
-                self._train_window(window)
-                if self._is_stopped():
-                    break
-            batches_of_first_step = min(self.plan.accumulation, self.plan.batches_per_epoch)
-            # A stream as short as this would be read again and again, for ever.
-            if progress.batches < batches_of_first_step and not self._is_stopped():
-                logger.warning(
-                    f"epoch {progress.epoch} has {progress.batches} batches, too few for a step: training stops after "
-                    f"{self.state.global_step} of {self.state.max_steps} steps"
-                )
-                self.control.should_training_stop = True
-            self._end_epoch()
-
-    def _train_window(self, window: list[Any]) -> None:
-        """Train on each micro-batch of a window, and make an optimizer step, unless a callback stops it before."""
-        accelerator = self.accelerator
-        progress = self.progress
-        num_items = self._count_items(window)
-        self.current_gradient_accumulation_steps = len(window)
-        self.call_event("on_step_begin")
-        for number, inputs in enumerate(window, start=1):
-            # In a stream's incomplete last window no micro-batch ends a step. The next step adds these gradients.
-            ends_step = self.plan.ends_step(progress.batches + 1)
-            accelerator.sync_gradients = ends_step
-            # The ranks average their gradients in the last micro-batch of a window.
-            averaging = nullcontext() if number == len(window) else accelerator.no_sync(self.model_wrapped)
-            with averaging:
-                loss = self.training_step(self.model_wrapped, inputs, num_items)
-            progress.batches += 1
-            progress.loss_log.add(loss, self.state.global_step, self.args.logging_nan_inf_filter)
-            if ends_step:
-                self._optimizer_step()
-                self.call_event("on_step_end")
-                self._log_evaluate_save()
-            else:
-                self.call_event("on_substep_end")
-                if self._is_stopped():
-                    break
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
-        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
-        model.train()
-        self._set_optimizer_mode("train")
-        inputs = self._prepare_inputs(inputs)
-        loss = self._call_compute_loss(model, inputs, num_items_in_batch)
-        if self._loss_is_mean(num_items_in_batch):
-            loss = loss / self.current_gradient_accumulation_steps
-        self.accelerator.backward(loss)
-        return loss.detach()
-
-    def compute_loss_context_manager(self) -> AbstractContextManager:
-        """The context of each forward, for overrides; the accelerator has its own."""
-        return ExitStack()  # as in the original: an override may enter more into it
-
-    def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
-    ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs). `_loss_is_mean` says what an override returns."""
-        if self.compute_loss_func is None:
-            outputs = self._call_model(model, inputs, num_items_in_batch)
-            loss = losses.get_loss(outputs)
-        else:
-            inputs, labels = batches.split_labels(inputs)
-            outputs = self._call_model(model, inputs, num_items_in_batch)
-            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        if num_items_in_batch is not None and self._takes_num_items():
-            loss = loss * self.accelerator.num_processes
-        return (loss, outputs) if return_outputs else loss
-
-    def _loss_is_mean(self, num_items: Tensor | None) -> bool:
-        """True if `compute_loss` returns a mean, which has to be divided by the number of micro-batches in the step.
-
-        `num_items` is the number of labels in the whole step, or None. A function is a `compute_loss_func`:
-
-            the loss comes from         for a batch with labels    divided    without labels     divided
-            a model without **kwargs    a mean                     yes        a mean             yes
-            a model with **kwargs       sum / num_items * ranks    no         a mean             yes
-            a function                  sum / num_items * ranks    no         what it returns    no
-
-        The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override returns the same, or
-        a mean if it lacks the argument `num_items_in_batch`. `loss_is_scaled_for_ga` overrules all of this.
-        """
-        if self.loss_is_scaled_for_ga is not None:
-            return not self.loss_is_scaled_for_ga
-        if not self._compute_loss_takes_count:
-            return True
-        return self.compute_loss_func is None and (num_items is None or not self.model_accepts_loss_kwargs)
-
-    def _takes_num_items(self) -> bool:
-        """True if the loss depends on the number of labels in the step. Scripts may change both attributes."""
-        return self.compute_loss_func is not None or self.model_accepts_loss_kwargs
-
-    def _call_model(self, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
-        """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
-        if num_items is None or not self.model_accepts_loss_kwargs:
-            return batches.call_model(model, inputs)
-        check: AbstractContextManager = nullcontext()
-        if model.training and self.state.global_step == 0 and self.compute_loss_func is None:
-            shares_of_step = self.accelerator.num_processes * self.current_gradient_accumulation_steps
-            check = losses.warn_if_unused(model, num_items, shares_of_step)
-        with check:
-            return batches.call_model(model, inputs, num_items_in_batch=num_items)
-
-    def _call_compute_loss(self, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
-        if self._compute_loss_takes_count:
-            options["num_items_in_batch"] = num_items
-        with self.compute_loss_context_manager():
-            return self.compute_loss(model, inputs, **options)
-
-    def _count_items(self, window: list[Any], is_collective: bool = True) -> Tensor | None:
-        """Labels other than -100 in these batches of all ranks; None if nobody needs them, or a batch has no labels.
-
-        Unless `is_collective`, the other ranks are taken to have as many, because one of them may have no batch.
-        """
-        if not self._takes_num_items():
-            return None
-        total = torch.zeros((), dtype=torch.int64, device=self.accelerator.device)
-        for batch in window:
-            count = losses.count_labels(batch, self._loss_shifts_labels)
-            if count is None:
-                return None
-            total += count.to(total.device)
-        of_ranks = self.accelerator.gather(total) if is_collective else total * self.accelerator.num_processes
-        # A float: a loss in half precision becomes float32 when it is divided by it.
-        return of_ranks.sum().to(torch.get_default_dtype())
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cpu":
-            # `transformers` copies it too, to the device "cpu:0". A copy begins at an aligned address; a product over a
-            # part of a larger batch, which begins anywhere, may be rounded in another way.
-            return utils.recursively_apply(torch.clone, inputs)
-        return inputs
-
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Move a model in place. Scripts call it for a second one, such as a teacher."""
-        model.to(device)
-
-    def _set_optimizer_mode(self, mode: str) -> None:
-        """Call the method `train` or `eval` of an optimizer that has it: a schedule-free one then swaps the weights."""
-        enter_mode = getattr(self.optimizer, mode, None)
-        if callable(enter_mode):
-            enter_mode()
-
-    def _optimizer_step(self) -> None:
-        """One optimizer step with the gradients of a window. It waits for the device in fp16 only."""
-        # Without a limit this measures the norm and leaves finite gradients alone.
-        limit = self.args.max_grad_norm if self.args.max_grad_norm > 0 else float("inf")
-        grad_norm = self.accelerator.clip_grad_norm_(self.model_wrapped.parameters(), limit)
-        self.call_event("on_pre_optimizer_step")
-        self.optimizer.step()
-        self.call_event("on_optimizer_step")
-        learning_rate = self._get_learning_rate()
-        if not self._follows_metric() and not self.accelerator.optimizer_step_was_skipped:
-            self.lr_scheduler.step()
-        self.model_wrapped.zero_grad()
-        self.progress.loss_log.end_step(learning_rate, grad_norm)
-        self.state.global_step += 1
-        self.state.epoch = self.progress.epoch + self.progress.batches / self.plan.batches_per_epoch
-
-    def _get_learning_rate(self) -> float:
-        if self._follows_metric():
-            return self.optimizer.param_groups[0]["lr"]
-        return self.lr_scheduler.get_last_lr()[0]
-
-    def _is_stopped(self) -> bool:
-        return self.control.should_epoch_stop or self.control.should_training_stop
-
-    # After a step, an epoch and the training.
-
-    def _log_evaluate_save(self) -> None:
-        """Log, evaluate and save, as far as the callbacks have asked for it after a step or an epoch."""
-        loss_log = self.progress.loss_log
-        if self.control.should_log and self.state.global_step > loss_log.logged_step:
-            logs = {"loss": loss_log.take_mean(self.accelerator, self.state.global_step)}  # it waits for the device
-            logs["grad_norm"] = float(loss_log.grad_norm)
-            logs["learning_rate"] = float(loss_log.learning_rate)
-            self.log(logs)
-        if self.control.should_evaluate:
-            metrics = self.evaluate(ignore_keys=None)  # named, as in the original: an override may take keywords alone
-            if self._follows_metric():
-                self.lr_scheduler.step(self._watched_metric(metrics))
-            if self.args.best_metric_key is not None:
-                self._update_best(self._watched_metric(metrics))
-        if self.control.should_save:
-            self._save_checkpoint(self.model_wrapped, trial=None)
-            self.call_event("on_save")
-
-    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Add `logs`, epoch and step to the log history, and tell the callbacks; `start_time` is for overrides."""
-        logs["epoch"] = self.state.epoch
-        self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.call_event("on_log", logs=logs)
-
-    def _update_best(self, metric: float) -> None:
-        """Note the metric of this moment's model if it is the best so far; `save_strategy="best"` then saves it."""
-        state = self.state
-        higher_is_better = self.args.greater_is_better
-        if state.best_metric is None:
-            # NaN is never the best, but there is a best metric after a first one that is NaN.
-            state.best_metric = float("-inf") if higher_is_better else float("inf")
-        is_best = bool(metric > state.best_metric if higher_is_better else metric < state.best_metric)
-        if is_best:
-            state.best_metric = metric
-            if self.args.save_strategy != "no":
-                state.best_global_step = state.global_step
-        if self.args.save_strategy == "best":
-            self.control.should_save = is_best
-
-    def _watched_metric(self, metrics: dict[str, Any]) -> Any:
-        """The metric that says which model is the best, and that a plateau schedule follows."""
-        key = self.args.best_metric_key
-        if key not in metrics:
-            raise KeyError(f"metric_for_best_model needs {key!r}, but the evaluation gave {', '.join(metrics)}")
-        return metrics[key]
-
-    def _follows_metric(self) -> bool:
-        """True if the learning rate depends on the evaluations, and not on the step."""
-        return isinstance(self.lr_scheduler, ReduceLROnPlateau)
-
-    def _end_epoch(self) -> None:
-        """End an epoch, of which all batches are done, or which a callback has stopped before."""
-        progress = self.progress
-        # A stream may have fewer batches than planned: it is at its end if nobody has stopped it.
-        is_whole = progress.batches == self.plan.batches_per_epoch or not self._is_stopped()
-        self.call_event("on_epoch_end")
-        progress.epoch_ended = True
-        # A training that was stopped within an epoch goes on in it when it is resumed.
-        if is_whole or self.control.should_epoch_stop:
-            progress.epoch += 1
-            progress.batches = 0
-        self._log_evaluate_save()
-
-    def _finish(self, start_time: float, first_step: int) -> evaluation.TrainOutput:
-        """Log the results of a run that began at `start_time` and `first_step`, and load the best model."""
-        state = self.state
-        # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
-        total_loss = self.progress.loss_log.total + self.progress.loss_log.since_log.item()
-        train_loss = total_loss / max(state.global_step, 0.001)
-        num_steps = state.global_step - first_step
-        metrics = evaluation.speed_metrics("train", start_time, num_steps * self.plan.samples_per_step, num_steps)
-        metrics["total_flos"] = state.total_flos
-        metrics["train_loss"] = train_loss
-        self.log(metrics)
-        if state.best_global_step is not None and state.best_global_step not in self.progress.saved_steps:
-            logger.warning(
-                f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
-                f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
-            )
-        if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            self._load_best_model()
-        self.call_event("on_train_end")
+        output = run_training(self, folder)
         self.is_in_train = False
-        return evaluation.TrainOutput(state.global_step, train_loss, metrics)
-
-    # Checkpoints.
-
-    def _get_output_dir(self, trial: Any) -> str:
-        """The folder of the checkpoints; `trial` is for overrides."""
-        return self.args.output_dir
-
-    def _load_best_model(self) -> None:
-        """Load the weights of `state.best_model_checkpoint`. All ranks call this."""
-        checkpoint.load_best_model(self.accelerator, self.model, str(self.state.best_model_checkpoint))
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
-        state = self.state
-        output_dir = self._get_output_dir(trial=trial)
-        folder = checkpoint.checkpoint_folder(output_dir, state.global_step)
-        self.progress.saved_steps.append(state.global_step)
-        self._note_best_checkpoint(folder)
-        state.stateful_callbacks = self.callback_handler.states(self.control)
-        progress = self.progress.state_dict(self.plan, self.accelerator, self.control.should_epoch_stop)
-        # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
-        with self.accelerator.register_save_state_pre_hook(partial(self._write_own_files, progress)):
-            self.accelerator.save_state(folder, all_ranks=True)
-        limit = self.args.save_total_limit
-        if limit is not None:
-            kept = [folder, Path(state.best_model_checkpoint or folder)]
-            saved_steps = self.progress.saved_steps
-            delete_oldest = partial(checkpoint.delete_oldest, output_dir, saved_steps, kept, limit)
-            run_on_all_ranks(delete_oldest, self.is_world_process_zero())
-
-    def _note_best_checkpoint(self, newest: Path) -> None:
-        """Note this run's checkpoint of its best step, if there is one; the folder `newest` is about to be written."""
-        state = self.state
-        if state.best_global_step not in self.progress.saved_steps:  # a folder of that name is another run's
-            return
-        best = checkpoint.checkpoint_folder(str(newest.parent), state.best_global_step)
-        if best == newest or best.exists():  # else it lies where the run was resumed from
-            state.best_model_checkpoint = str(best)
-
-    def _write_own_files(self, progress: dict[str, Any], models: list, weights: list[dict], draft: str) -> None:
-        """Write the files of a checkpoint that are not the accelerator's into the folder `draft`.
-
-        The accelerator then replaces a `model.safetensors` of an override by the weights, which a resumed run loads.
-        """
-        saves: list[Any] = [self.save_model, self._save]  # A script may also have put other functions in their places.
-        if [getattr(method, "__func__", None) for method in saves] != OWN_SAVES:
-            self.save_model(draft, _internal_call=True)
-        elif self.is_world_process_zero():
-            # The accelerator writes the weights, so `save_pretrained` gets none and writes the configuration only. But
-            # the weights of adapters have a file of their own, for `from_pretrained`, which it has to write.
-            has_adapters = hasattr(self.model, "peft_config")
-            self._save_pretrained(self.model, draft, weights=weights[0] if has_adapters else {})
-        if self.is_world_process_zero():
-            checkpoint.write_progress(draft, self.state, progress)
-            has_adapter_files = any(Path(draft).rglob("adapter_model.*"))
-            if has_adapter_files and utils.is_peft_model(self.model) and not self.is_fsdp_enabled:
-                weights.clear()  # The model inside is frozen, and may be large.
-
-    def _load_adapters(self, models: list, folder: str) -> None:
-        """Load what `_write_own_files` has saved in place of a model's weights, and leave the accelerator the rest."""
-        if checkpoint.has_adapters_alone(self.model, folder):
-            pretrained.load_adapters(self.model, folder)
-            models.clear()
-
-    def _load_checkpoint(self, folder: str) -> loading.SkippedBatches | None:
-        """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
-
-        `Plan.goes_on_in_place` has a table of the cases. A prepared loader has a position of its own in a checkpoint.
-        Any other loader, and one that goes back, begins a pass. Within an epoch it does so with the random states of
-        this run's start, because reading draws random numbers too; after the skipped batches come the saved states.
-        """
-        saved, progress = run_on_all_ranks(lambda: checkpoint.read_progress(folder))
-        self.state.go_on_from(saved)
-        self.callback_handler.restore(saved.stateful_callbacks)
-        self.progress.load_state_dict(progress, saved.global_step, self.plan, self.accelerator)
-        is_in_place = self.plan.goes_on_in_place(progress)
-        loader_goes_on = is_in_place and loading.is_prepared(self.train_dataloader)
-        device = self.accelerator.device
-        states_of_start = get_random_states(device)
-        with self.accelerator.register_load_state_pre_hook(self._load_adapters):
-            self.accelerator.load_state(folder, with_loaders=loader_goes_on)
-        if not is_in_place:
-            self.model_wrapped.zero_grad()
-        batches_done = self.progress.batches
-        if loader_goes_on or not 0 < batches_done < self.plan.batches_per_epoch:
-            return None
-        saved_states = get_random_states(device)
-        set_random_states(device, states_of_start)
-        return loading.SkippedBatches(batches_done, random_states_after=saved_states)
-
-    # Evaluation.
+        return output
 
     def evaluate(
         self,
@@ -636,9 +187,8 @@ class Trainer:
         loader = self.get_eval_dataloader(data)
         # `transformers` passes None here, and not False. An override of `evaluation_loop` may ask for it.
         loss_only = True if self.compute_metrics is None else None
-        output = self._run_evaluation(
-            loader, metric_key_prefix, description="Evaluation", prediction_loss_only=loss_only, ignore_keys=ignore_keys
-        )
+        options = {"description": "Evaluation", "prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
+        output = evaluation.run(self, loader, metric_key_prefix, **options)
         self.log(output.metrics)
         self.call_event("on_evaluate", metrics=output.metrics)
         return output.metrics
@@ -648,77 +198,87 @@ class Trainer:
     ) -> evaluation.PredictionOutput:
         """The model's predictions for every sample of `test_dataset`, in its order, on all ranks; not logged."""
         loader = self.get_test_dataloader(test_dataset)
-        output = self._run_evaluation(loader, metric_key_prefix, description="Prediction", ignore_keys=ignore_keys)
+        output = evaluation.run(self, loader, metric_key_prefix, description="Prediction", ignore_keys=ignore_keys)
         self.call_event("on_predict", metrics=output.metrics)
         return evaluation.PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
-    def _run_evaluation(self, loader: Any, prefix: str, **options: Any) -> evaluation.EvalLoopOutput:
-        """One `evaluation_loop` with `options`, and its speed; an override may have made the loader."""
-        start_time = time.time()
-        loader = loading.deal_out(loader, self.accelerator)
-        output = self.evaluation_loop(loader, metric_key_prefix=prefix, **options)
-        samples_per_step = self.args.per_device_eval_batch_size
-        if not self.accelerator.dataloader_config.split_batches:
-            samples_per_step *= self.accelerator.num_processes
-        num_steps = math.ceil(output.num_samples / samples_per_step)
-        output.metrics.update(evaluation.speed_metrics(prefix, start_time, output.num_samples, num_steps))
-        return output
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model into `output_dir`, by default `args.output_dir`, and the tokenizer, on the main process.
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> evaluation.EvalLoopOutput:
-        """One pass over a loader, for `evaluate` and `predict`: the predictions of all ranks, and the metrics.
-
-        `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` by default as `args` say.
+        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
+        script may call this on the main process alone, except under FSDP, where all ranks call it. `_internal_call` is
+        True in a checkpoint, for overrides.
         """
-        accelerator = self.accelerator
-        if prediction_loss_only is None:
-            prediction_loss_only = self.args.prediction_loss_only
-        if dataloader is not self.train_dataloader:
-            accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
-        self.callback_handler.eval_dataloader = dataloader
-        # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
-        model = self.model
-        if self.train_dataloader is None:  # `train` has not been called
-            accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
-            model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
-        model.eval()
-        self._set_optimizer_mode("eval")
-        results = self._predict_batches(model, dataloader, prediction_loss_only, ignore_keys)
-        own = evaluation.to_host(results, accelerator.device)
-        return self._summarize(evaluation.gather_batches(own), f"{metric_key_prefix}_")
+        folder = output_dir or self.args.output_dir
+        if self.is_fsdp_enabled:
+            self._save(folder, state_dict=self.accelerator.get_state_dict(self.model))
+        else:
+            self._save(folder)
 
-    def _predict_batches(
-        self, model: nn.Module, loader: Any, loss_only: bool, ignore_keys: list[str] | None
-    ) -> Iterator[evaluation.BatchResult]:
-        """The results of the loader's batches, each of which is computed when it is asked for."""
-        for inputs, rows in loading.read_eval_batches(loader, self.args.per_device_eval_batch_size, self.accelerator):
-            loss, logits, labels = self.prediction_step(model, inputs, loss_only, ignore_keys=ignore_keys)
-            if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, labels)
-            yield evaluation.BatchResult(rows, loss, logits, labels)
-            self.call_event("on_prediction_step")
+    def save_state(self) -> None:
+        """Write `trainer_state.json` into `args.output_dir`, in the main process."""
+        if self.is_world_process_zero():
+            self.state.save_to_json(f"{self.args.output_dir}/{checkpoint.TRAINER_STATE_NAME}")
 
-    def _summarize(self, gathered: list[evaluation.BatchResult], prefix: str) -> evaluation.EvalLoopOutput:
-        """Predictions, labels and metrics of all samples, of the batches of all ranks."""
-        rows_of_batches = [batch.rows for batch in gathered]
-        predictions = evaluation.concatenate([batch.logits for batch in gathered], rows_of_batches)
-        label_ids = evaluation.concatenate([batch.labels for batch in gathered], rows_of_batches)
-        metrics: dict[str, Any] = {}
-        if self.compute_metrics is not None and predictions is not None and label_ids is not None:
-            computed = self.compute_metrics(evaluation.EvalPrediction(predictions, label_ids))
-            metrics = evaluation.as_numbers(dict(computed))
-        batch_size = self.args.per_device_eval_batch_size
-        mean_loss = evaluation.mean_loss(gathered, batch_size, self.args.logging_nan_inf_filter)
-        if mean_loss is not None:
-            metrics[f"{prefix}loss"] = mean_loss
-        num_samples = sum(rows.num_real for rows in rows_of_batches)
-        return evaluation.EvalLoopOutput(predictions, label_ids, evaluation.with_prefix(metrics, prefix), num_samples)
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
+        if self.is_world_process_zero():
+            print(reporting.metrics_lines(split, metrics), flush=True)
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write metrics to `<split>_results.json` and, if `combined`, add them to `all_results.json`."""
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir)
+        contents = {f"{split}_results.json": metrics}
+        if combined:
+            all_results = folder / "all_results.json"
+            before = json.loads(all_results.read_text(encoding="utf-8")) if all_results.exists() else {}
+            contents[all_results.name] = before | metrics
+        for name, content in contents.items():
+            write_atomically(folder / name, json.dumps(content, indent=4, sort_keys=True, default=as_json))
+
+    def create_model_card(self, **description: Any) -> None:
+        """Write `README.md` into `args.output_dir`, in the main process: `description` (tags, …) and the results."""
+        if self.is_world_process_zero():
+            write_atomically(Path(self.args.output_dir, "README.md"), reporting.model_card(self.state, description))
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or a new instance of a callback class."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return a callback, or the first of a class; None if there is none."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first of a class."""
+        self.pop_callback(callback)
+
+    def is_world_process_zero(self) -> bool:
+        """True in the main process of all machines."""
+        return self.accelerator.is_main_process
+
+    def is_local_process_zero(self) -> bool:
+        """True in the main process of its machine."""
+        return self.accelerator.is_local_main_process
+
+    def end(self) -> None:
+        """Finish the trackers and leave the process group: the last call in a script."""
+        self.accelerator.end_training()
+
+    # The work on a batch. A subclass overrides `compute_loss` for its own loss, and the others for its own steps.
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Tensor | None = None) -> Tensor:
+        """Forward and backward of one micro-batch; returns its detached share of the step's loss, a scalar."""
+        model.train()
+        optimization.set_mode(self.optimizer, "train")
+        inputs = self._prepare_inputs(inputs)
+        loss = losses.call_compute_loss(self, model, inputs, num_items_in_batch)
+        if losses.is_mean(self, num_items_in_batch):
+            loss = loss / self.current_gradient_accumulation_steps
+        self.accelerator.backward(loss)
+        return loss.detach()
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -730,12 +290,10 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                # The loader that is being read. It is no parameter, because scripts override this method with the
-                # parameters that it has in `transformers`.
-                loader = self.callback_handler.eval_dataloader
-                is_collective = loader is None or loading.all_ranks_have_samples(loader)
-                num_items = self._count_items([inputs], is_collective)
-                loss, outputs = self._call_compute_loss(model, inputs, num_items, return_outputs=True)
+                # The loader is no parameter, because overrides have the parameters that the original has.
+                is_collective = loading.all_ranks_have_samples(self.callback_handler.eval_dataloader)
+                num_items = losses.count_items(self, [inputs], is_collective)
+                loss, outputs = losses.call_compute_loss(self, model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
             else:
                 with self.compute_loss_context_manager():
@@ -747,7 +305,33 @@ class Trainer:
             ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
-    # Loaders, optimizer and scheduler: a subclass may make its own.
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
+    ) -> Any:
+        """The scalar loss of a batch, or (loss, outputs). `losses.is_mean` says what an override returns."""
+        if self.compute_loss_func is None:
+            outputs = losses.forward(self, model, inputs, num_items_in_batch)
+            loss = losses.get_loss(outputs)
+        else:
+            inputs, labels = batches.split_labels(inputs)
+            outputs = losses.forward(self, model, inputs, num_items_in_batch)
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        if num_items_in_batch is not None and losses.takes_num_items(self):
+            loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def compute_loss_context_manager(self) -> AbstractContextManager:
+        """The context of each forward, for overrides; the accelerator has its own."""
+        return ExitStack()  # as in the original: an override may enter more into it
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cpu":
+            # `transformers` copies it too, to the device "cpu:0". A copy begins at an aligned address; a product over a
+            # part of a larger batch, which begins anywhere, may be rounded in another way.
+            return utils.recursively_apply(torch.clone, inputs)
+        return inputs
+
+    # The data. A subclass overrides these for loaders, an order or columns of its own.
 
     def get_train_dataloader(self) -> DataLoader:
         """The prepared loader of the training set, shuffled; an override may return one that is not prepared.
@@ -758,19 +342,13 @@ class Trainer:
         if self.train_dataset is None:
             raise ValueError("a training needs a train_dataset")
         args = self.args
-        rank = self.accelerator.process_index
         settings: dict[str, Any] = {}
         if not isinstance(self.train_dataset, IterableDataset):  # a stream has an order and an end of its own
             settings["sampler"] = self._get_train_sampler(self.train_dataset)
             settings["drop_last"] = args.dataloader_drop_last
-            seed_worker = partial(loading.seed_worker, num_workers=args.dataloader_num_workers, rank=rank)
-            settings["worker_init_fn"] = seed_worker
-        return self._make_loader(self.train_dataset, args.per_device_train_batch_size, "Training", **settings)
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
-        """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        return RandomSampler(dataset) if isinstance(dataset, Sized) else None
+            seeding = {"num_workers": args.dataloader_num_workers, "rank": self.accelerator.process_index}
+            settings["worker_init_fn"] = partial(loading.seed_worker, **seeding)
+        return loading.make_loader(self, self.train_dataset, args.per_device_train_batch_size, "Training", **settings)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
         """The loader of this rank's share of an evaluation set, in order: a dataset, or the key of one of several.
@@ -781,52 +359,19 @@ class Trainer:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        return self._make_eval_loader(dataset, "Evaluation")
+        return loading.make_eval_loader(self, dataset, "Evaluation")
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return self._make_eval_loader(test_dataset, "test")
+        return loading.make_eval_loader(self, test_dataset, "test")
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return RandomSampler(dataset) if isinstance(dataset, Sized) else None
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler | None:
         return None
-
-    def _make_eval_loader(self, dataset: Dataset | None, description: str) -> DataLoader:
-        if dataset is None:
-            raise ValueError("an evaluation needs an eval_dataset")
-        sampler = None if isinstance(dataset, IterableDataset) else self._get_eval_sampler(dataset)
-        return self._make_loader(dataset, self.args.per_device_eval_batch_size, description, sampler=sampler)
-
-    def _make_loader(self, dataset: Dataset, batch_size: int, description: str, **settings: Any) -> DataLoader:
-        args = self.args
-        collator = self.data_collator
-        if batches.is_table(dataset):
-            dataset = self._remove_unused_columns(dataset, description=description)
-        else:
-            collator = self._get_collator_with_removed_columns(collator, description=description)
-        loader = DataLoader(
-            dataset,
-            batch_size,
-            collate_fn=collator,
-            num_workers=args.dataloader_num_workers,
-            persistent_workers=args.dataloader_persistent_workers,
-            prefetch_factor=args.dataloader_prefetch_factor,
-            pin_memory=args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
-            **settings,
-        )
-        return self.accelerator.prepare_data_loader(loader)
-
-    # Overrides of `get_train_dataloader` call these too.
-
-    @property
-    def _train_batch_size(self) -> int:
-        return self.args.train_batch_size
-
-    def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
-        """`data_collator`, behind a filter for columns that the model does not take, unless the arguments keep them."""
-        if not self.args.remove_unused_columns:
-            return data_collator
-        self._set_signature_columns_if_needed()
-        return batches.ColumnFilter(data_collator, self._signature_columns)
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         """A data set of `datasets` without these columns, unless the arguments keep them."""
@@ -838,11 +383,25 @@ class Trainer:
             raise batches.no_common_column(dataset.column_names, self._signature_columns)
         return dataset.remove_columns(unused)
 
+    def _get_collator_with_removed_columns(self, data_collator: Callable, description: str | None = None) -> Callable:
+        """`data_collator`, behind a filter for columns that the model does not take, unless the arguments keep them."""
+        if not self.args.remove_unused_columns:
+            return data_collator
+        self._set_signature_columns_if_needed()
+        columns = set(self._signature_columns)
+        return partial(batches.collate_columns, collator=data_collator, columns=columns)
+
     def _set_signature_columns_if_needed(self) -> None:
         """Note the columns that are kept, unless they are noted. An override may note others."""
         if self._signature_columns is None:
             taken = batches.parameters(batches.model_inside(self.model).forward)
             self._signature_columns = [*taken, *self.label_names, batches.LABEL]
+
+    # The model on its device, the optimizer, its schedule. A subclass overrides these for others than `args` can name.
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Move a model in place. Scripts call it for a second one, such as a teacher."""
+        model.to(device)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Make `self.optimizer` and `self.lr_scheduler` unless they are there; a subclass may make others."""
@@ -874,38 +433,62 @@ class Trainer:
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    # Callbacks.
+    def _get_learning_rate(self) -> float:
+        if optimization.follows_metric(self.lr_scheduler):
+            return self.optimizer.param_groups[0]["lr"]
+        return self.lr_scheduler.get_last_lr()[0]
+
+    # Evaluations, logs and checkpoints. A subclass overrides these for further metrics, values and files.
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> evaluation.EvalLoopOutput:
+        """One pass over a loader, for `evaluate` and `predict`: the predictions of all ranks, and the metrics.
+
+        `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` by default as `args` say.
+        """
+        accelerator = self.accelerator
+        if prediction_loss_only is None:
+            prediction_loss_only = self.args.prediction_loss_only
+        if dataloader is not self.train_dataloader:
+            accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
+        self.callback_handler.eval_dataloader = dataloader
+        # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
+        model = self.model
+        if self.train_dataloader is None:  # `train` has not been called
+            accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
+            model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
+        model.eval()
+        optimization.set_mode(self.optimizer, "eval")
+        results = evaluation.predict_batches(self, model, dataloader, prediction_loss_only, ignore_keys)
+        gathered = evaluation.gather_batches(evaluation.to_host(results, accelerator.device))
+        return evaluation.summarize(gathered, self.compute_metrics, self.args, f"{metric_key_prefix}_")
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Add `logs`, epoch and step to the log history, and tell the callbacks; `start_time` is for overrides."""
+        logs["epoch"] = self.state.epoch
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.call_event("on_log", logs=logs)
 
     def call_event(self, event: str, **kwargs: Any) -> None:
         """Tell the callbacks that listen; they may steer the run through `self.control`."""
         self.control = self.callback_handler.call_event(event, self.args, self.state, self.control, **kwargs)
 
-    def add_callback(self, callback: Any) -> None:
-        """Add a callback, or a new instance of a callback class."""
-        self.callback_handler.add_callback(callback)
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
+        methods = [getattr(method, "__func__", None) for method in (self.save_model, self._save)]
+        # Functions that a subclass or a script has put in their places write files of their own.
+        is_replaced = methods != [Trainer.save_model, Trainer._save]
+        checkpoint.save(self, self._get_output_dir(trial=trial), calls_save_model=is_replaced)
 
-    def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first of a class; None if there is none."""
-        return self.callback_handler.pop_callback(callback)
-
-    def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first of a class."""
-        self.pop_callback(callback)
-
-    # Files.
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model into `output_dir`, by default `args.output_dir`, and the tokenizer, on the main process.
-
-        The weights are in `model.safetensors`; a model of `transformers` is saved as `from_pretrained` reads it. A
-        script may call this on the main process alone, except under FSDP, where all ranks call it. `_internal_call` is
-        True in a checkpoint, for overrides.
-        """
-        folder = output_dir or self.args.output_dir
-        if self.is_fsdp_enabled:
-            self._save(folder, state_dict=self.accelerator.get_state_dict(self.model))
-        else:
-            self._save(folder)
+    def _get_output_dir(self, trial: Any) -> str:
+        """The folder of the checkpoints; `trial` is for overrides."""
+        return self.args.output_dir
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Write as `save_model` does, which calls it on all ranks, with the weights of `state_dict` if it is given."""
@@ -917,43 +500,17 @@ class Trainer:
         if not pretrained.is_pretrained(model):
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.accelerator.save(weights, f"{folder}/model.safetensors", safe_serialization=True)
-        self._save_pretrained(model, folder, weights=weights)
+        pretrained.save(self, model, folder, weights)
 
-    def _save_pretrained(self, model: nn.Module, folder: str, *, weights: dict[str, Tensor]) -> None:
-        processing_class = self.processing_class
-        if processing_class is None:
-            processing_class = getattr(self.data_collator, "tokenizer", None)
-        pretrained.save(model, processing_class, folder, weights=weights)
+    def _load_best_model(self) -> None:
+        """Load the weights of `state.best_model_checkpoint`. All ranks call this."""
+        checkpoint.load_best_model(self.accelerator, self.model, str(self.state.best_model_checkpoint))
 
-    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
-        """Print metrics in lines, in the main process; `split` names them: "train", "eval", "test"."""
-        if self.is_world_process_zero():
-            print(reporting.metrics_lines(split, metrics), flush=True)
+    # Nothing here calls these, but scripts and copies of the original's methods do.
 
-    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
-        """Write metrics to `<split>_results.json` and, if `combined`, add them to `all_results.json`."""
-        if not self.is_world_process_zero():
-            return
-        folder = Path(self.args.output_dir)
-        contents = {f"{split}_results.json": metrics}
-        if combined:
-            all_results = folder / "all_results.json"
-            before = json.loads(all_results.read_text(encoding="utf-8")) if all_results.exists() else {}
-            contents[all_results.name] = before | metrics
-        for name, content in contents.items():
-            write_atomically(folder / name, json.dumps(content, indent=4, sort_keys=True, default=as_json))
-
-    def save_state(self) -> None:
-        """Write `trainer_state.json` into `args.output_dir`, in the main process."""
-        if self.is_world_process_zero():
-            self.state.save_to_json(f"{self.args.output_dir}/{checkpoint.TRAINER_STATE_NAME}")
-
-    def create_model_card(self, **description: Any) -> None:
-        """Write `README.md` into `args.output_dir`, in the main process: `description` (tags, …) and the results."""
-        if self.is_world_process_zero():
-            write_atomically(Path(self.args.output_dir, "README.md"), reporting.model_card(self.state, description))
-
-    # Copies of the original's methods call these.
+    @property
+    def _train_batch_size(self) -> int:
+        return self.args.train_batch_size
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model
@@ -970,60 +527,3 @@ class Trainer:
 
     def get_num_trainable_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-
-    def is_world_process_zero(self) -> bool:
-        """True in the main process of all machines."""
-        return self.accelerator.is_main_process
-
-    def is_local_process_zero(self) -> bool:
-        """True in the main process of its machine."""
-        return self.accelerator.is_local_main_process
-
-    def end(self) -> None:
-        """Finish the trackers and leave the process group: the last call in a script."""
-        self.accelerator.end_training()
-
-
-OWN_SAVES = [Trainer.save_model, Trainer._save]
-
-
-def configure_process(args: TrainingArguments) -> None:
-    """Make the changes to the process with which a Trainer begins, as in `transformers`: seeds, precisions, loggers."""
-    utils.set_seed(args.seed)
-    if args.tf32 is not None and torch.cuda.is_available():
-        torch.backends.fp32_precision = "tf32" if args.tf32 else "ieee"  # type: ignore[attr-defined]
-    elif args.tf32:
-        raise ValueError("tf32 needs a GPU")
-    # Each Trainer chooses its own mixed precision. `transformers` calls this method of the accelerator for it too.
-    AcceleratorState._reset_state()
-    if args.log_level != "passive":
-        for library in ("transformers", "common.trainer"):
-            logging.getLogger(library).setLevel(args.get_process_log_level())
-
-
-def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
-    config: Any = args.accelerator_config
-    dataloader_config = utils.DataLoaderConfiguration(
-        **asdict(config),
-        data_seed=args.data_seed,
-        use_stateful_dataloader=True,  # a checkpoint within an epoch holds the position
-    )
-    finds_unused = args.ddp_find_unused_parameters
-    if finds_unused is None:
-        # The graph that DDP walks through has gaps where activations are computed again.
-        finds_unused = not pretrained.checkpoints_activations(model, args)
-    return Accelerator(
-        cpu=args.use_cpu,
-        mixed_precision=args.mixed_precision,
-        fsdp_plugin=args.make_fsdp_plugin(),
-        # The Trainer counts the micro-batches of a step itself.
-        gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),
-        dataloader_config=dataloader_config,
-        kwargs_handlers=[
-            utils.DistributedDataParallelKwargs(find_unused_parameters=finds_unused),
-            utils.InitProcessGroupKwargs(timeout=args.ddp_timeout_delta),
-        ],
-        dynamo_backend="inductor" if args.torch_compile else None,
-        log_with=[*args.report_to] or None,
-        project_dir=args.output_dir,
-    )

@@ -93,15 +93,13 @@ class TrainingArguments:
         output_dir: where checkpoints go, as `checkpoint-<step>/`.
         max_steps: ends training after so many steps and overrides `num_train_epochs`; required for a dataset
             without a length. -1: not set.
-        optim: one of `OPTIMIZERS`. Weight decay spares biases and normalisation layers.
-        lr_scheduler_type: one of `SCHEDULES`.
+        optim, lr_scheduler_type: one of `OPTIMIZERS`, and one of `SCHEDULES`.
         lr_scheduler_kwargs: further options of the schedule, for example {"num_cycles": 1.5}.
-        warmup_steps: steps of warm-up, or below 1 the share of all steps.
         max_grad_norm: clip the total norm of the gradients to this; 0 or less leaves them alone.
         logging_strategy, eval_strategy, save_strategy: "no", "steps" or "epoch"; `save_strategy` also "best": after
             each evaluation that improves `metric_for_best_model`.
-        logging_steps, eval_steps, save_steps: below 1, the share of all steps. With `eval_strategy="steps"`,
-            `eval_steps` defaults to `logging_steps`.
+        warmup_steps, logging_steps, eval_steps, save_steps: below 1, the share of all steps. With
+            `eval_strategy="steps"`, `eval_steps` defaults to `logging_steps`.
         eval_delay: steps, or with `eval_strategy="epoch"` epochs, before the first evaluation.
         prediction_loss_only: gather no predictions, so that `compute_metrics` is not called.
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
@@ -120,7 +118,6 @@ class TrainingArguments:
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
-        accelerator_config: an AcceleratorConfig, or its settings as a dict.
         tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from common import ladder, trainer
 from common.accelerator import PartialState
-from common.trainer.trainer import NEVER_CALLED
+from common.trainer.setup import NEVER_CALLED
 from tests.bits import with_digests
 from tests.states import forget_states
 from tests.toys import Net, Points
