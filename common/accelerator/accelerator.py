@@ -628,13 +628,19 @@ class Accelerator:
         output_dir: str | os.PathLike | None = None,
         safe_serialization: bool = True,
         all_ranks: bool = False,
+        with_optimizers: bool = True,
         **save_model_func_kwargs: Any,
     ) -> Path:
         """Write everything that the run needs to go on: `checkpointing.save_state`.
 
         It waits for nobody by default. Under FSDP all processes must call it. `save_model_func_kwargs` change nothing.
+        Without `with_optimizers` there are no optimizers, schedulers and no scaler in the checkpoint, from which no run
+        can go on. (The original does not have this argument.)
         """
-        return checkpointing.save_state(self._run_state(), output_dir, safe_serialization, all_ranks)
+        run = self._run_state()
+        if not with_optimizers:
+            run = replace(run, optimizers=[], schedulers=[], scaler=None)
+        return checkpointing.save_state(run, output_dir, safe_serialization, all_ranks)
 
     def load_state(
         self,

@@ -62,7 +62,7 @@ def save(trainer: Any, output_dir: str, calls_save_model: bool) -> None:
 
     # The hook is called before the manifest is written, so that the manifest lists the Trainer's files too.
     with trainer.accelerator.register_save_state_pre_hook(write_own_files):
-        trainer.accelerator.save_state(folder, all_ranks=True)
+        trainer.accelerator.save_state(folder, all_ranks=True, with_optimizers=not trainer.args.save_only_model)
     if trainer.args.save_total_limit is not None:
         kept = [folder, Path(state.best_model_checkpoint or folder)]
         surplus = partial(delete_oldest, output_dir, progress.saved_steps, kept, trainer.args.save_total_limit)

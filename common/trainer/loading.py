@@ -11,12 +11,13 @@ In step 2 rank 1 has one *real* sample, 12, and three *repeated* ones, which its
 real sample gives its model the repeated ones, because ranks that share a model compute together; no result keeps them.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
 
 from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard
@@ -38,14 +39,28 @@ def is_prepared(loader: Any) -> bool:
     return isinstance(loader, DataLoaderShard)
 
 
-def make_loader(trainer: Any, dataset: Any, batch_size: int, description: str, **settings: Any) -> DataLoader:
-    """A prepared loader as the arguments say, with `settings`, and without columns that the model does not take."""
+def make_loader(
+    trainer: Any,
+    dataset: Any,
+    description: str,
+    batch_size: int,
+    sampler_fn: Callable[[Any], Sampler | None] | None,
+    is_training: bool,
+) -> DataLoader:
+    """The loader that `Trainer._get_dataloader` returns."""
     args = trainer.args
     collator = trainer.data_collator
     if is_table(dataset):
         dataset = trainer._remove_unused_columns(dataset, description=description)
     else:
         collator = trainer._get_collator_with_removed_columns(collator, description=description)
+    settings: dict[str, Any] = {}
+    if not isinstance(dataset, IterableDataset):  # a stream has an order and an end of its own
+        settings["sampler"] = None if sampler_fn is None else sampler_fn(dataset)
+        settings["drop_last"] = is_training and args.dataloader_drop_last
+        if is_training:
+            seeding = {"num_workers": args.dataloader_num_workers, "rank": trainer.accelerator.process_index}
+            settings["worker_init_fn"] = partial(seed_worker, **seeding)
     loader = DataLoader(
         dataset,
         batch_size,
@@ -57,14 +72,6 @@ def make_loader(trainer: Any, dataset: Any, batch_size: int, description: str, *
         **settings,
     )
     return trainer.accelerator.prepare_data_loader(loader)
-
-
-def make_eval_loader(trainer: Any, dataset: Any, description: str) -> DataLoader:
-    """The same for a set that is read in order, with batches of the size for evaluations."""
-    if dataset is None:
-        raise ValueError("an evaluation needs an eval_dataset")
-    sampler = None if isinstance(dataset, IterableDataset) else trainer._get_eval_sampler(dataset)
-    return make_loader(trainer, dataset, trainer.args.per_device_eval_batch_size, description, sampler=sampler)
 
 
 def deal_out(loader: Any, accelerator: Accelerator) -> Any:

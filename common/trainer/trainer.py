@@ -5,7 +5,7 @@ Private methods bear names of the original. Other private work is done by functi
 
 import json
 from collections.abc import Callable, Sized
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from common.accelerator import utils
 from common.accelerator.state import do_nothing
@@ -275,6 +275,9 @@ class Trainer:
         optimization.set_mode(self.optimizer, "train")
         inputs = self._prepare_inputs(inputs)
         loss = losses.call_compute_loss(self, model, inputs, num_items_in_batch)
+        empty_cache_steps = self.args.torch_empty_cache_steps
+        if empty_cache_steps is not None and self.state.global_step % empty_cache_steps == 0:
+            utils.clear_device_cache()
         if losses.is_mean(self, num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
@@ -325,11 +328,23 @@ class Trainer:
         return ExitStack()  # as in the original: an override may enter more into it
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        if self.accelerator.num_processes > 1 and self.accelerator.device.type == "cpu":
+        return self._prepare_input(inputs)
+
+    def _prepare_input(self, data: Any) -> Any:
+        """A batch, or data of the script's own, on the device."""
+        device = self.accelerator.device
+        if self.accelerator.num_processes > 1 and device.type == "cpu":
             # `transformers` copies it too, to the device "cpu:0". A copy begins at an aligned address; a product over a
             # part of a larger batch, which begins anywhere, may be rounded in another way.
-            return utils.recursively_apply(torch.clone, inputs)
-        return inputs
+            return utils.recursively_apply(torch.clone, data)
+        return utils.send_to_device(data, device)
+
+    def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: Any) -> tuple[Callable, Any]:
+        return nullcontext, inputs  # no sequence is split
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> Tensor | None:
+        """The labels of all ranks in these batches, see `losses.count_items`; None if no loss depends on it."""
+        return losses.count_items(self, batch_samples)
 
     # The data. A subclass overrides these for loaders, an order or columns of its own.
 
@@ -341,14 +356,10 @@ class Trainer:
         """
         if self.train_dataset is None:
             raise ValueError("a training needs a train_dataset")
-        args = self.args
-        settings: dict[str, Any] = {}
-        if not isinstance(self.train_dataset, IterableDataset):  # a stream has an order and an end of its own
-            settings["sampler"] = self._get_train_sampler(self.train_dataset)
-            settings["drop_last"] = args.dataloader_drop_last
-            seeding = {"num_workers": args.dataloader_num_workers, "rank": self.accelerator.process_index}
-            settings["worker_init_fn"] = partial(loading.seed_worker, **seeding)
-        return loading.make_loader(self, self.train_dataset, args.per_device_train_batch_size, "Training", **settings)
+        sampler_fn = self._get_train_sampler
+        return self._get_dataloader(
+            self.train_dataset, "Training", self._train_batch_size, sampler_fn, is_training=True
+        )
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
         """The loader of this rank's share of an evaluation set, in order: a dataset, or the key of one of several.
@@ -359,11 +370,28 @@ class Trainer:
         dataset: Any = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]
-        return loading.make_eval_loader(self, dataset, "Evaluation")
+        if dataset is None:
+            raise ValueError("an evaluation needs an eval_dataset")
+        return self._get_dataloader(dataset, "Evaluation", self.args.eval_batch_size, self._get_eval_sampler)
 
     def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
         """The loader of this rank's share of `test_dataset`, in order."""
-        return loading.make_eval_loader(self, test_dataset, "test")
+        return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Sampler | None] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> DataLoader:
+        """A prepared loader as the arguments say, without columns that the model does not take.
+
+        `dataloader_key` is for overrides.
+        """
+        return loading.make_loader(self, dataset, description, batch_size, sampler_fn, is_training)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -463,6 +491,8 @@ class Trainer:
         if self.train_dataloader is None:  # `train` has not been called
             accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
             model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
+        if not self.is_in_train and self.args.full_eval_dtype is not None:
+            model.to(self.args.full_eval_dtype)  # As in the original, it stays so.
         model.eval()
         optimization.set_mode(self.optimizer, "eval")
         results = evaluation.predict_batches(self, model, dataloader, prediction_loss_only, ignore_keys)

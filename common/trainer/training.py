@@ -12,7 +12,7 @@ from contextlib import closing, nullcontext
 from typing import Any
 
 from common.accelerator.logging import get_logger
-from common.trainer import checkpoint, evaluation, loading, losses, optimization, pretrained
+from common.trainer import checkpoint, evaluation, loading, optimization, pretrained
 from common.trainer.loss_log import LossLog
 from common.trainer.progress import Progress, make_plan
 from common.trainer.trainer_callback import TrainerState
@@ -123,7 +123,7 @@ def train_window(trainer: Any, window: list[Any]) -> None:
     """Train on each micro-batch of a window, and make an optimizer step, unless a callback stops it before."""
     accelerator = trainer.accelerator
     progress = trainer.progress
-    num_items = losses.count_items(trainer, window)
+    num_items = trainer._get_num_items_in_batch(window, accelerator.device)
     trainer.current_gradient_accumulation_steps = len(window)
     trainer.call_event("on_step_begin")
     for number, inputs in enumerate(window, start=1):

@@ -109,6 +109,7 @@ class TrainingArguments:
         report_to: "none", "all", or names of trackers that the accelerator knows.
         run_name: the run's name for the trackers; by default the last part of `output_dir`.
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
+        save_only_model: leave the optimizer and its schedule out of checkpoints. No training can go on from them.
         save_total_limit: keep so many checkpoints; the newest and the best are never deleted.
         metric_for_best_model: a key of the evaluation's metrics, with or without `eval_`; "loss" when one is needed.
         greater_is_better: by default True unless the metric's name ends in "loss".
@@ -118,6 +119,8 @@ class TrainingArguments:
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
+        bf16_full_eval, fp16_full_eval: put the model into this precision for evaluations, but not during a training.
+            As in the original it stays so.
         tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
@@ -172,6 +175,7 @@ class TrainingArguments:
     save_strategy: str = "steps"
     save_steps: float = 500
     save_total_limit: int | None = None
+    save_only_model: bool = False
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None
@@ -191,8 +195,11 @@ class TrainingArguments:
     use_cpu: bool = False
     bf16: bool = False
     fp16: bool = False
+    bf16_full_eval: bool = False
+    fp16_full_eval: bool = False
     tf32: bool | None = None
     torch_compile: bool = False
+    torch_empty_cache_steps: int | None = None
     use_cache: bool = False
     activation_checkpointing: bool | None = field(default=None, metadata=FLAG)
     activation_checkpointing_kwargs: dict[str, Any] | str | None = None
@@ -223,6 +230,7 @@ class TrainingArguments:
     label_smoothing_factor: float = 0.0
     eval_do_concat_batches: bool = True
     average_tokens_across_devices: bool = True
+    use_liger_kernel: bool = False
     push_to_hub: bool = False
 
     def __post_init__(self) -> None:
@@ -274,6 +282,7 @@ class TrainingArguments:
             "label_smoothing_factor": 0.0,
             "eval_do_concat_batches": True,
             "average_tokens_across_devices": True,
+            "use_liger_kernel": False,
         }
         for name, value in only_values.items():
             if getattr(self, name) != value:
@@ -296,7 +305,7 @@ class TrainingArguments:
 
     def _check_numbers(self) -> None:
         per_step = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
-        for name in (*per_step, "save_total_limit"):
+        for name in (*per_step, "save_total_limit", "torch_empty_cache_steps"):
             self._check_number(name, is_count, "whole, above 0")
         self.gradient_accumulation_steps = int(self.gradient_accumulation_steps)  # it may be 2.0
         for name in ("logging_steps", "save_steps"):
@@ -327,6 +336,8 @@ class TrainingArguments:
         """Set `mixed_precision`, which is no field, as in `transformers`: by default as the launcher says."""
         if self.fp16 and self.bf16:
             raise ValueError("fp16 and bf16 are both set: choose one")
+        if self.fp16_full_eval and self.bf16_full_eval:
+            raise ValueError("fp16_full_eval and bf16_full_eval are both set: choose one")
         self.mixed_precision = os.environ.get(LAUNCHER_PRECISION, "no")
         if self.fp16:
             self.mixed_precision = "fp16"
@@ -462,6 +473,13 @@ class TrainingArguments:
     @property
     def ddp_timeout_delta(self) -> timedelta:
         return timedelta(seconds=self.ddp_timeout)
+
+    @property
+    def full_eval_dtype(self) -> torch.dtype | None:
+        """That in which evaluations outside of a training compute; None for the model's own."""
+        if self.fp16_full_eval:
+            return torch.float16
+        return torch.bfloat16 if self.bf16_full_eval else None
 
     @property
     def best_metric_key(self) -> str | None:

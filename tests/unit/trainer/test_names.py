@@ -83,6 +83,25 @@ def test_a_script_puts_functions_in_the_places_of_methods(tmp_path):
     assert ["_internal_call"] in calls and "check_metric_value" in calls and keeps_total
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["training_step", "_prepare_inputs", "_prepare_input", "_get_num_items_in_batch"],
+        ["prediction_step", "_prepare_context_parallel_inputs"],
+        ["get_train_dataloader", "get_eval_dataloader"],
+    ],
+)
+def test_a_subclass_copies_methods_of_the_original(tmp_path, names, transformers):
+    def script(library, folder):
+        copies = {name: getattr(transformers.Trainer, name) for name in names}
+        Own = type("Own", (library.Trainer,), copies)
+        trainer = make(library, folder, trainer_class=Own, eval_strategy="epoch", torch_empty_cache_steps=2)
+        trainer.train()
+        return end(trainer)
+
+    same_on_both(script, tmp_path)
+
+
 def test_what_is_overridden_in_vain_is_named(tmp_path, caplog):
     class Own(trainer.Trainer):
         _maybe_log_save_evaluate = None
