@@ -136,7 +136,7 @@ class Record:
     observer_errors: dict[str, str] = field(default_factory=dict)  # the first text, by place and type
     end: End = field(default_factory=End)
     last_printed: str = ""  # the last line of its output
-    waits_in: str = ""  # the line at which the script stands still, such as "train.py:9"; empty while it makes progress
+    waits_in: str = ""  # the line, as "train.py:9", in which the script waits or has failed; empty after progress
     handles: str = ""  # the error that the script handles there, as in a `finally`
     collectives: dict[Call, None] = field(default_factory=dict)  # those of all ranks, in the order of the first calls
     exchanged: Counter[int] = field(default_factory=Counter)  # how many numbers, by the number of steps before

@@ -94,7 +94,7 @@ class Recorder:
     def finish(self, reason: Reason, text: str = "") -> None:
         with self._lock:
             self.record.end = End(reason, text)
-            self.record.waits_in = ""
+            self.record.waits_in = text.split(": ")[0]  # the line of "train.py:9: ValueError: no disk"
             self.write()
 
     def write(self) -> None:
@@ -126,7 +126,8 @@ class Recorder:
                     self.record.waits_in = line
                     handled: Any = sys._current_exceptions().get(self._thread.ident)
                     error = handled[1] if isinstance(handled, tuple) else handled  # a tuple in Python 3.11
-                    self.record.handles = f"{type(error).__name__}: {error}" if error else ""
+                    is_failure = error is not None and not isinstance(error, StopIteration)  # a loader's end
+                    self.record.handles = f"{type(error).__name__}: {error}" if is_failure else ""
                     self.write()
                     interval = max(INTERVAL, 5 * (time.thread_time() - started))  # a long record slows the script down
         os._exit(1)  # nobody will read the record
