@@ -1,7 +1,4 @@
-"""Find the mistakes of parallel training in a script: `python -m common.doctor my_train.py …`.
-
-It exits with 1 if there is a finding, else with 2 if nothing but the end is right, or a part of the doctor failed.
-"""
+"""Find the mistakes of parallel training in a script: `python -m common.doctor my_train.py …`."""
 
 import argparse
 import functools

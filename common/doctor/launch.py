@@ -62,8 +62,7 @@ def _start(number: int, folder: Path, command: list[str], environment: dict[str,
 
 def _environment(processes: int) -> dict[str, str]:
     """The environment variables that all ranks have. They see no GPU if there is not one for each, as nccl wants it."""
-    of_torchrun = {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "doctor"}  # so a script knows torchrun
-    environment = {**os.environ, **of_torchrun}
+    environment = {**os.environ, "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "doctor"}  # so a script knows torchrun
     environment.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default
     gpus = torch.cuda.device_count()
     if gpus < processes:

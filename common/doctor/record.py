@@ -5,6 +5,7 @@ The rank leaves it in a file. The doctor reads the records of all ranks, and its
 
 import os
 import pickle
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,6 +82,7 @@ class Epoch:
 @dataclass
 class Network:
     shapes: dict[str, tuple] = field(default_factory=dict)  # those of its parameters, but for what a rank has in part
+    trained_numbers: int = 0  # the size of its parameters that require gradients
     forwards: int = 0  # the number of calls in training mode with gradients
     wrapped: bool = False  # True if DistributedDataParallel holds it, or it holds one
     past_wrapper: int = 0  # the number of forwards that did not come through the wrapper
@@ -134,9 +136,10 @@ class Record:
     observer_errors: dict[str, str] = field(default_factory=dict)  # the first text, by place and type
     end: End = field(default_factory=End)
     last_printed: str = ""  # the last line of its output
-    waits_in: str = ""  # the line at which the script stands still, such as "train.py:9"; empty while it makes progress
+    waits_in: str = ""  # the line, as "train.py:9", in which the script waits or has failed; empty after progress
+    handles: str = ""  # the error that the script handles there, as in a `finally`
     collectives: dict[Call, None] = field(default_factory=dict)  # those of all ranks, in the order of the first calls
-    exchanged_after: int | None = None  # the number of optimizer steps before the last collective of a large tensor
+    exchanged: Counter[int] = field(default_factory=Counter)  # how many numbers, by the number of steps before
     has_joined: bool = False  # True if it was in a Join, in which ranks may have different numbers of batches
     steps: list[Step] = field(default_factory=list)
     # As they are after the last of the first steps: the number of parameters without a gradient that are in an

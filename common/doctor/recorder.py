@@ -1,4 +1,4 @@
-"""The recorder of one rank: it wraps what the observers watch, keeps the record that they fill, and shows progress.
+"""The recorder of one rank: it lets observers fill the record, and its heartbeat shows where the script is.
 
 The process runs one script and then ends. So a wrapper stays, and observers may watch the whole of torch.
 """
@@ -51,7 +51,7 @@ class Recorder:
         """An observer that runs in the script's own thread only, not in its loader workers, and never fails it."""
 
         @functools.wraps(observe)
-        def guarded(*args: Any, **kwargs: Any) -> None:
+        def observe_safely(*args: Any, **kwargs: Any) -> None:
             if os.getpid() != self._process or threading.current_thread() is not self._thread:
                 return
             with self._lock:
@@ -62,7 +62,7 @@ class Recorder:
                     where = traceback.extract_tb(error.__traceback__)[-1].name
                     self.record.observer_errors.setdefault(f"{where}: {type(error).__name__}", str(error))
 
-        return guarded
+        return observe_safely
 
     def wrap(
         self, owner: Any, name: str, before: Observe = _nothing, after: Observe = _nothing, failed: Observe = _nothing
@@ -94,7 +94,7 @@ class Recorder:
     def finish(self, reason: Reason, text: str = "") -> None:
         with self._lock:
             self.record.end = End(reason, text)
-            self.record.waits_in = ""
+            self.record.waits_in = text.split(": ")[0]  # the line of "train.py:9: ValueError: no disk"
             self.write()
 
     def write(self) -> None:
@@ -124,6 +124,10 @@ class Recorder:
                 elif self.record.waits_in != line:  # no progress since the last look: it may hang
                     started = time.thread_time()
                     self.record.waits_in = line
+                    handled: Any = sys._current_exceptions().get(self._thread.ident)
+                    error = handled[1] if isinstance(handled, tuple) else handled  # a tuple in Python 3.11
+                    is_failure = error is not None and not isinstance(error, StopIteration)  # a loader's end
+                    self.record.handles = f"{type(error).__name__}: {error}" if is_failure else ""
                     self.write()
                     interval = max(INTERVAL, 5 * (time.thread_time() - started))  # a long record slows the script down
         os._exit(1)  # nobody will read the record

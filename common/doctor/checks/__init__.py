@@ -1,7 +1,8 @@
-"""The checks of the doctor, and the observers whose notes they compare across the ranks. A file is about one subject.
+"""The subjects of the doctor, a file each: an observer notes what the script does, and checks compare the ranks' notes.
 
     file            its observer notes               by                                  checks
-    end             collectives                      wrappers of torch.distributed       the end of the script
+    end                                                                                 the end of the script
+      collectives   collectives                      wrappers of torch.distributed
     optimizers      steps and parameters             torch's hook for all optimizers     parameters, rates, schedule …
     clipping        loss scaling and clipping        wrappers of GradScaler, clip_grad_  clipping
     files           saved files                      a wrapper of torch.save             files, saved keys
@@ -15,8 +16,8 @@
 `contents` and `alignment` help: they say which samples, and which steps and epochs, belong together.
 """
 
-from common.doctor.checks import end, evaluations, files, optimizers, random_numbers, samples, weights
-from common.doctor.checks.clipping import ClippingObserver, check_clipping
+from common.doctor.checks import clipping, end, evaluations, files, optimizers, random_numbers, samples, weights
+from common.doctor.checks.collectives import CollectiveObserver
 from common.doctor.checks.loaders import LoaderObserver
 from common.doctor.checks.networks import NetworkObserver
 from common.doctor.record import Record
@@ -32,11 +33,11 @@ CHECKS = {
     "learning rates": optimizers.check_learning_rates,
     "weights": weights.check_same_weights,
     "training samples": samples.check_training_samples,
-    "data sets": samples.check_data_sets,
+    "datasets": samples.check_datasets,
     "order of the epochs": samples.check_orders,
     "random numbers": random_numbers.check_draws,
     "schedule": optimizers.check_schedule,
-    "clipping": check_clipping,
+    "clipping": clipping.check_clipping,
     "accumulation": optimizers.check_accumulation,
     "evaluation samples": evaluations.check_evaluation_samples,
     "BatchNorm's statistics": weights.check_same_statistics,
@@ -60,9 +61,9 @@ def observe(recorder: Recorder, last_step: int | None) -> None:
     loaders.install()
     networks.install()
     optimizers.OptimizerObserver(recorder, networks.networks, last_step).install()
-    ClippingObserver(recorder).install()
+    clipping.ClippingObserver(recorder).install()
     files.FileObserver(recorder).install()
-    end.CollectiveObserver(recorder).install()
+    CollectiveObserver(recorder).install()
     recorder.start_heartbeat()
 
 

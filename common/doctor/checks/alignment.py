@@ -7,7 +7,7 @@ from common.doctor.record import Epoch, Network, Record, Step
 from common.doctor.results import Passed, Result, Skipped
 
 T = TypeVar("T")
-NO_INDICES = "the samples have no indices, or the ranks have data sets of different sizes"
+NO_INDICES = "the samples have no indices, or the ranks have datasets of different sizes"
 
 
 def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:

@@ -68,7 +68,5 @@ def check_clipping(records: list[Record]) -> Result:
     scaled = sum(clippings)
     if not scaled:
         return Passed()
-    return Finding(
-        f"{scaled} of {len(clippings)} times gradients were clipped that the scale had multiplied",
-        "call `scaler.unscale_(optimizer)` between backward and clipping",
-    )
+    text = f"{scaled} of {len(clippings)} times gradients were clipped that the scale had multiplied"
+    return Finding(text, "call `scaler.unscale_(optimizer)` between backward and clipping")

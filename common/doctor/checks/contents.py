@@ -6,7 +6,7 @@ A part of a sample is one of its tensors, as its image or its label.
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ MIN_SAMPLES = 16  # fewer samples may have something in common, or come in one o
 SAME = 0.9  # samples are the same if one of their parts, as the label of an augmented image, agrees so often
 
 
-def contents(batch: Any, count: int) -> list[Content]:
+def contents_of(batch: Any, count: int) -> list[Content]:
     """For each of `count` samples a fingerprint of each of its tensors: labels stay where images are augmented."""
     parts = batch if isinstance(batch, list | tuple) else []
     are_lists = [isinstance(part, list | tuple) and len(part) == count for part in parts]
@@ -89,16 +89,16 @@ def reads_in_both(one: Epoch, other: Epoch) -> list[TwoReads]:
 
 
 def _contents_by_index(epoch: Epoch) -> dict[int, Content]:
-    contents: dict[int, Content] = {}
+    found: dict[int, Content] = {}
     for batch in epoch.batches:
-        contents.update(zip(batch.indices, batch.contents, strict=False))
-    return contents
+        found.update(zip(batch.indices, batch.contents, strict=False))
+    return found
 
 
 def agreement_by_part(reads: list[TwoReads]) -> dict[int, float]:
     """For each part (a tensor), by its place: how often it agrees in two reads, from 0 to 1, if enough are compared."""
     agreement: dict[int, float] = {}
-    parts = min(map(len, chain.from_iterable(reads)), default=0)
+    parts = min((len(content) for read in reads for content in read), default=0)
     for part in range(parts):
         most_common, _ = Counter(read.here[part] for read in reads).most_common(1)[0]
         compared = [read for read in reads if read.here[part] not in (most_common, read.after[part])]

@@ -53,8 +53,6 @@ def _judge_evaluation(number: int, epochs: tuple[Epoch, ...]) -> Result:
         return Passed()
     if not repeated.issubset(chain.from_iterable(epoch.batches[-1].indices for epoch in epochs)):
         return Skipped("several ranks read a sample that is in no last batch: it is not padding")
-    return Finding(
-        f"{len(repeated)} of {len(readers)} samples are read more than once in evaluation {number}",
-        "use a sampler that repeats no samples, as common/eval_sampler.py has one",
-        pitfall="padded_evaluation",
-    )
+    text = f"{len(repeated)} of {len(readers)} samples are read more than once in evaluation {number}"
+    advice = "use a sampler that repeats no samples, as common/eval_sampler.py has one"
+    return Finding(text, advice, pitfall="padded_evaluation")

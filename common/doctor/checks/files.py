@@ -47,11 +47,9 @@ def check_writers(records: list[Record]) -> Result:
         return Skipped("no main thread called torch.save with a path")
     for path, ranks in sorted(writers.items()):
         if len(set(ranks)) > 1:
-            return Finding(
-                f"the file {Path(path).name} is written {len(ranks)} times, by {len(set(ranks))} ranks",
-                "let rank 0 write, to another name until the file is complete, and the others wait",
-                pitfall="every_rank_saves",
-            )
+            text = f"the file {Path(path).name} is written {len(ranks)} times, by {len(set(ranks))} ranks"
+            advice = "let rank 0 write, to another name until the file is complete, and the others wait"
+            return Finding(text, advice, pitfall="every_rank_saves")
     return Passed()
 
 
@@ -68,9 +66,7 @@ def check_keys(records: list[Record]) -> Result:
             prefix = "module.module." if "n_averaged" in keys else "module."
             prefixed = {key.removeprefix(prefix).removeprefix("_orig_mod.") for key in keys if key.startswith(prefix)}
             if any(wrapped and wrapped <= prefixed for wrapped in of_wrapped):
-                return Finding(
-                    f"{len(prefixed)} of {len(keys)} keys of a network in {Path(save.path).name} begin with `{prefix}`",
-                    "save and average `model.module`; an average of your own may have such keys",
-                    pitfall="prefixed_keys",
-                )
+                text = f"{len(prefixed)} of {len(keys)} keys in {Path(save.path).name} begin with `{prefix}`"
+                advice = "save and average `model.module`; an average of your own may have such keys"
+                return Finding(text, advice, pitfall="prefixed_keys")
     return Passed()

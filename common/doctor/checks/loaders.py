@@ -1,7 +1,4 @@
-"""The observer of DataLoaders: it notes epochs, their batches, and the samples of each.
-
-`samples` and `evaluations` judge them.
-"""
+"""The observer of DataLoaders: it notes epochs, batches and their samples, which `samples` and `evaluations` judge."""
 
 import contextlib
 import weakref
@@ -13,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from common.doctor.checks.contents import contents
+from common.doctor.checks.contents import contents_of
 from common.doctor.checks.random_numbers import note_draws, states
 from common.doctor.record import Batch, Epoch
 from common.doctor.recorder import Recorder
@@ -69,7 +66,7 @@ class LoaderObserver:
             return
         reading.asked.append(indices)
         # The sampler has drawn already, and those draws should be equal on all ranks, as should those of a stream's
-        # order. The first batch may draw for the data set once. Workers draw in processes of their own.
+        # order. The first batch may draw for the dataset once. Workers draw in processes of their own.
         is_stream = isinstance(iterator._dataset, IterableDataset)
         if reading.epoch.batches and iterator._num_workers == 0 and not is_stream:
             reading.generators = states(torch.device("cpu"))
@@ -90,7 +87,7 @@ class LoaderObserver:
             self._datasets[epoch.dataset] = iterator._dataset
         self._newest = reading
         if reading.fingerprints < MAX_FINGERPRINTS:
-            noted.contents = contents(batch, len(indices))
+            noted.contents = contents_of(batch, len(indices))
         reading.fingerprints += len(noted.contents)
 
     def after_error(self, error: BaseException, iterator: Any) -> None:

@@ -1,7 +1,6 @@
 """The observer of networks: it notes their forwards, and what stands between a forward and DistributedDataParallel.
 
 A network is what the script calls, itself or through a wrapper. The modules that a network calls are a part of it.
-Several checks judge it, `weights` before all.
 """
 
 import weakref
@@ -71,6 +70,8 @@ class NetworkObserver:
             if self._record.steps:  # before, the ranks' weights may differ
                 note_weights(network, module, self._record)
             self._forward.generators = states(next(module.parameters()).device)
+        elif batch := self._loaders.batch_in_use():
+            batch.evaluated = True  # before the forward: under DDP it may wait for the other ranks
 
     def after_forward(self, called: nn.Module, inputs: tuple, keywords: dict | None, output: Any = None) -> None:
         """Note what a forward has done. Where it has raised, torch gives neither keywords nor an output."""
@@ -79,18 +80,16 @@ class NetworkObserver:
             return
         self._forward = None
         network = self.networks[forward.module]
-        batch = self._loaders.batch_in_use()
         if forward.in_training:
             network.forwards += 1
             if not network.shapes:  # lazy layers have them after a forward
-                named = forward.module.named_parameters()
+                named = list(forward.module.named_parameters())
                 network.shapes = {name: tuple(part.shape) for name, part in named if not is_shard(name, part)}
-            if batch:
+                network.trained_numbers = sum(part.numel() for _, part in named if part.requires_grad)
+            if batch := self._loaders.batch_in_use():
                 batch.forwards.append(count_samples(inputs, keywords))
             device = next(forward.module.parameters()).device
             note_draws(self._record, "forwards in training", forward.generators, device)
-        elif batch:
-            batch.evaluated = True
         if not forward.module.training:
             note_statistics(network, forward.module, len(self._record.steps))
 
@@ -131,7 +130,7 @@ def _identities(module: nn.Module) -> dict[str, tuple]:
 
 
 def _is_tensor_parallel(module: nn.Module) -> bool:
-    """True if it has DTensors, unless fully_shard has put them on a line of all ranks: there each has whole samples."""
+    """True if it has DTensors, unless fully_shard put them on a 1-D mesh of all ranks: there each has whole samples."""
     meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
     is_fully_sharded = any(isinstance(part, FSDPModule) for part in module.modules())
     computes_whole_samples = is_fully_sharded and all(mesh.shape == (dist.get_world_size(),) for mesh in meshes)

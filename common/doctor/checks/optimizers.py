@@ -80,13 +80,10 @@ def check_parameters(records: list[Record]) -> Result:
     for record in records:
         untrained = record.trained_in_no_optimizer
         if record.optimized_in_no_network and untrained:
-            return Finding(
-                f"{record.optimized_in_no_network} parameters of the optimizers are of no network, and "
-                f"{len(untrained)} parameters of the networks have gradients and are in no optimizer "
-                f"({', '.join(untrained[:3])})",
-                "make the optimizer last, from the parameters that are trained",
-                pitfall="optimizer_made_first" if record.is_sharded else "replaced_parameters",
-            )
+            text = f"{record.optimized_in_no_network} parameters of the optimizers are of no network, and "
+            text += f"{len(untrained)} of the networks have gradients, but no optimizer ({', '.join(untrained[:3])})"
+            advice = "make the optimizer last, from the parameters that are trained"
+            return Finding(text, advice, pitfall="optimizer_made_first" if record.is_sharded else "replaced_parameters")
     return Passed()
 
 
@@ -117,11 +114,9 @@ def check_schedule(records: list[Record]) -> Result:
         not_zero = [step for step, of_step in enumerate(rates, start=1) if any(rate != 0 for rate in of_step)]
         zeros = len(rates) - max(not_zero, default=0)
         if zeros >= TRAILING_ZEROS:
-            return Finding(
-                f"the learning rate is 0 in the last {zeros} of {len(rates)} steps",
-                "write the schedule for as many calls of its `step` as there are",
-                pitfall="schedule_too_fast",
-            )
+            text = f"the learning rate is 0 in the last {zeros} of {len(rates)} steps"
+            advice = "write the schedule for as many calls of its `step` as there are"
+            return Finding(text, advice, pitfall="schedule_too_fast")
     return Passed()
 
 
@@ -136,11 +131,9 @@ def check_accumulation(records: list[Record]) -> Result:
     if len(micro_batches) < 3:
         return Skipped("fewer than three optimizer steps after a forward were seen")
     if micro_batches[0] < micro_batches[1] == micro_batches[2]:
-        return Finding(
-            f"the steps are of {', '.join(map(str, micro_batches))}, … micro-batches",
-            "count micro-batches from 1, and close the last window where the data end",
-            pitfall="accumulation_off_by_one",
-        )
+        text = f"the steps are of {', '.join(map(str, micro_batches))}, … micro-batches"
+        advice = "count micro-batches from 1, and close the last window where the data end"
+        return Finding(text, advice, pitfall="accumulation_off_by_one")
     return Passed()
 
 

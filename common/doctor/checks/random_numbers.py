@@ -50,11 +50,9 @@ def check_draws(records: list[Record]) -> Result:
         draws = across_ranks(record.draws.get((source, generator), []) for record in records)
         same = sum(len(set(states_of_ranks)) < len(states_of_ranks) for states_of_ranks in draws)
         if draws and same == len(draws):
-            return Finding(
-                f"the first {same} {source} after a step drew the same numbers on two ranks ({generator})",
-                "seed with seed + rank once the network is built",
-                pitfall="same_random_numbers",
-            )
+            text = f"the first {same} {source} after a step drew the same numbers on two ranks ({generator})"
+            advice = "seed with seed + rank once the network is built"
+            return Finding(text, advice, pitfall="same_random_numbers")
         if draws:
             result = Passed()
     return result

@@ -1,5 +1,6 @@
 """Training samples: each trains on one rank, an index is the same sample on all, and each epoch has its own order."""
 
+import math
 from itertools import chain, pairwise
 
 from common.doctor.checks.alignment import NO_INDICES, across_ranks, are_indexed_alike
@@ -36,6 +37,7 @@ def _judge_epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
 
     a stream           that of `_judge_stream`, as its samples have no indices
     0 2      1 3       right: parts of one order
+    0 2      2 1       found, if they are half of a Subset 0 1 2 3 on rank 0, and 1 2 4 5 on rank 1
     0 2 3    1 3 0     not examined: rank 0 leaves out 1, so the repeats may be meant
     0 2 1 3  0 2 1 3   that of `_judge_one_order`
     0 2 1 3  3 1 0 2   found: each rank reads each once, in an order of its own
@@ -45,6 +47,12 @@ def _judge_epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
     if read_parts_of_one_order(epochs):
         return Passed()
     first, *others = epochs
+    for epoch in others:
+        in_both = set(first.available).intersection(epoch.available)
+        is_share = len(epoch.indices) == math.ceil(len(epoch.available) / len(epochs))
+        if is_share and 0 < len(in_both) < len(first.available):
+            text = f"in epoch {number} each rank read its share of a Subset of its own, and the Subsets overlap"
+            return Finding(text, "make the random split with the same seed on all ranks")
     for epoch in epochs:
         left_out = set(first.available).difference(epoch.indices)
         if has_repeated(epoch.indices) or len(left_out) >= epoch.batches[0].size:  # fewer may be an epoch's tail
@@ -54,11 +62,9 @@ def _judge_epoch(number: int, epochs: tuple[Epoch, ...]) -> Result:
         return Skipped("no contents show that an index is the same sample on each rank")
     if all(epoch.indices == first.indices for epoch in epochs):
         return _judge_one_order(number, epochs)
-    return Finding(
-        f"each rank read all {len(first.available)} samples in epoch {number}, in an order of its own",
-        "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does",
-        pitfall="different_orders",
-    )
+    text = f"each rank read all {len(first.available)} samples in epoch {number}, in an order of its own"
+    advice = "deal one order out among the ranks, with one seed on all of them, as DistributedSampler does"
+    return Finding(text, advice, pitfall="different_orders")
 
 
 def _judge_stream(number: int, epochs: tuple[Epoch, ...]) -> Result:
@@ -76,14 +82,12 @@ def _judge_one_order(number: int, epochs: tuple[Epoch, ...]) -> Result:
         if len(not_whole) > 1:  # one may have no forward: see `Batch`
             return Skipped("each rank reads all samples, but the script may train it on a part of them")
     count = sum(batch.size for batch in epochs[0].batches)
-    return Finding(
-        f"each rank read the same {count} samples in the same order in epoch {number}",
-        "let each rank read its own part: a DistributedSampler deals it out, and a stream chooses it by the rank; "
-        "ranks that share the layers or the positions of a sample are meant to read the same",
-    )
+    text = f"each rank read the same {count} samples in the same order in epoch {number}"
+    advice = "let each rank read its own part, as by DistributedSampler; ranks that share a model may read the same"
+    return Finding(text, advice)
 
 
-def check_data_sets(records: list[Record]) -> Result:
+def check_datasets(records: list[Record]) -> Result:
     """Passed if an index is the same sample on two ranks; a Finding if it has other contents on another rank.
 
     What a rank reads in one epoch, another rank reads under the same index in the next one, and their contents are
@@ -93,7 +97,7 @@ def check_data_sets(records: list[Record]) -> Result:
     shared_out = list(filter(read_parts_of_one_order, indexed))
     of_one_dataset = [epochs for epochs in shared_out if epochs[0].dataset == shared_out[0][0].dataset]
     if len(of_one_dataset) < 2:
-        return Skipped("no two epochs dealt the indices of the first data set out among the ranks")
+        return Skipped("no two epochs dealt the indices of the first dataset out among the ranks")
     earlier, later = of_one_dataset[:2]
     by_same_rank: list[TwoReads] = []
     by_another_rank: list[TwoReads] = []
@@ -108,10 +112,8 @@ def check_data_sets(records: list[Record]) -> Result:
         return Skipped("samples that are read twice are too few, are too alike, or change with each read")
     if max(compared) >= SAME:
         return Passed()
-    return Finding(
-        f"the sampler deals out indices, but {len(by_another_rank)} samples have other contents on another rank",
-        "make the data alike on all ranks: draw them, and any random split, with the same seed",
-    )
+    text = f"the sampler deals out indices, but {len(by_another_rank)} samples have other contents on another rank"
+    return Finding(text, "make the data alike on all ranks: draw them with the same seed")
 
 
 def check_orders(records: list[Record]) -> Result:
@@ -122,7 +124,7 @@ def check_orders(records: list[Record]) -> Result:
         for dataset in dict.fromkeys(epoch.dataset for epoch in epochs):  # they may be read in turn
             of_one = [epoch for epoch in epochs if epoch.dataset == dataset]
             results += [_judge_order(record.rank, earlier, later) for earlier, later in pairwise(of_one)]
-    return overall(results, "no two epochs had one data set")
+    return overall(results, "no two epochs had one dataset")
 
 
 def _judge_order(rank: int, earlier: Epoch, later: Epoch) -> Result:
@@ -136,8 +138,6 @@ def _judge_order(rank: int, earlier: Epoch, later: Epoch) -> Result:
         return Skipped("the order is not shuffled")
     if order != later.indices[:length]:
         return Passed()
-    return Finding(
-        f"two epochs have the same order of {length} samples on rank {rank}",
-        "call `sampler.set_epoch(epoch)` before each epoch, unless the order is fixed on purpose, as by length",
-        pitfall="set_epoch_forgotten",
-    )
+    text = f"two epochs have the same order of {length} samples on rank {rank}"
+    advice = "call `sampler.set_epoch(epoch)` before each epoch, unless the order is fixed on purpose, as by length"
+    return Finding(text, advice, pitfall="set_epoch_forgotten")

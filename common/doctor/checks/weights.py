@@ -19,7 +19,7 @@ from common.weights import max_difference
 
 # Weights are noted after each step up to this one, then after 128, 256, … steps, and where they may be averaged.
 EACH_STEP_UNTIL = 64
-MAX_NOTED = 128  # steps; of more, those after which weights may be averaged are left out
+MAX_NOTED = 128  # steps; once so many are noted, only powers of two follow
 NUMBERS_OF_A_TENSOR = 128  # spread over it
 TOLERANCE = 1e-6  # a difference counts if it is larger than this part of the tensor's largest finite number
 NO_STATISTICS = "no BatchNorm was evaluated on all ranks after the same step"
@@ -29,9 +29,14 @@ def note_weights(network: Network, module: nn.Module, record: Record) -> None:
     """Note the weights after the newest step, at the first forward in training that follows it."""
     steps = len(record.steps)
     is_power_of_two = steps & (steps - 1) == 0
-    may_be_averaged = steps == record.exchanged_after and len(network.weights) < MAX_NOTED
+    may_be_averaged = has_exchanged(network, record, steps) and len(network.weights) < MAX_NOTED
     if (steps <= EACH_STEP_UNTIL or is_power_of_two or may_be_averaged) and steps not in network.weights:
         network.weights[steps] = some_weights(module)
+
+
+def has_exchanged(network: Network, record: Record, steps: int) -> bool:
+    """True if after a step collectives had as many numbers as the network trains: maybe its weights or gradients."""
+    return 0 < network.trained_numbers <= record.exchanged[steps]
 
 
 def some_weights(module: nn.Module) -> Tensors:
@@ -88,31 +93,26 @@ def _judge_difference(text: str, networks: tuple[Network, ...], records: list[Re
     """The result where the weights differ. Without another cause, other learning rates explain it."""
     changed = max(len(network.changed) for network in networks)
     if changed:
-        return Finding(
-            f"{text}: {changed} parameters are not those that DistributedDataParallel wrapped",
-            "move, convert and unfreeze the network first, and wrap it last",
-            pitfall="moved_after_wrapping",
-        )
+        text = f"{text}: {changed} parameters are not those that DistributedDataParallel wrapped"
+        advice = "move, convert and unfreeze the network first, and wrap it last"
+        return Finding(text, advice, pitfall="moved_after_wrapping")
     worst = max(networks, key=lambda network: network.past_wrapper)
     if worst.past_wrapper:
         past = f"{worst.past_wrapper} of {worst.forwards} forwards in training went past DistributedDataParallel"
-        return Finding(
-            f"{text}: {past}", "call the wrapper in training, not its `.module`", pitfall="forward_through_module"
-        )
-    if not any(network.wrapped for network in networks):
-        return Finding(
-            f"{text}: no DistributedDataParallel holds the network",
-            "wrap it, and train the wrapper, or average the weights by torch.distributed; "
-            "a part of a larger model, as a stage of a pipeline, is meant to differ",
-            pitfall="forward_through_module",
-        )
+        advice = "call the wrapper in training, not its `.module`"
+        return Finding(f"{text}: {past}", advice, pitfall="forward_through_module")
+    is_wrapped = any(network.wrapped for network in networks)
+    exchanged = [has_exchanged(networks[0], records[0], steps) for steps in range(len(records[0].steps) + 1)]
+    if not is_wrapped and exchanged[-1]:
+        return Skipped("they may be averaged after the last step, which no forward in training follows")
+    if not is_wrapped and 2 * sum(exchanged) < len(exchanged):  # else the script averages gradients by itself
+        text = f"{text}: no DistributedDataParallel holds the network"
+        advice = "wrap it, or average the weights by torch.distributed; a stage of a pipeline is meant to differ"
+        return Finding(text, advice, pitfall="forward_through_module")
     if not all(map(have_same_rates, corresponding_steps(records))):
         return Skipped("other learning rates make other weights")
-    return Finding(
-        text,
-        "no further cause was seen: look for weights that one rank loads after wrapping, for clipping and updates "
-        "that not all ranks make, and for `no_sync`",
-    )
+    advice = "no further cause was seen: look for weights that ranks begin with, or that one loads after wrapping, "
+    return Finding(text, f"{advice}for clipping and updates that not all ranks make, and for `no_sync`")
 
 
 def check_same_statistics(records: list[Record]) -> Result:
@@ -127,11 +127,9 @@ def _judge_statistics(networks: tuple[Network, ...], records: list[Record]) -> R
         return Skipped(NO_STATISTICS)
     for step, differences in by_step.items():
         if differences:
-            return Finding(
-                f"{_in_words(differences)} in the evaluation after step {step}",
-                "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm",
-                pitfall="batchnorm_statistics",
-            )
+            text = f"{_in_words(differences)} in the evaluation after step {step}"
+            advice = "broadcast the buffers of rank 0 before an evaluation, or use SyncBatchNorm"
+            return Finding(text, advice, pitfall="batchnorm_statistics")
     return no_difference(records)
 
 

@@ -43,7 +43,7 @@ HELPERS = """from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, random_split
 
 
 class Stream(IterableDataset):
@@ -67,6 +67,7 @@ def joined(model, loader):
 # Without it an evaluation would leave whole parameters, and saving, on one rank, would part them on this rank alone.
 SHARD = """fully_shard(net, mesh=init_device_mesh("cpu", (world,)), reshard_after_forward=True)
     model = net"""
+BATCHNORM = {NET: f"{NET}    net.body[1] = nn.BatchNorm1d(16)\n"}
 UNEVEN = {TRAIN_SET: "Circles(257, seed=1)", SAMPLER: "sampler = range(rank, len(train_set), world)", SET_EPOCH: ""}
 # Uneven inputs under Join, two optimizers and a moving average.
 UNUSUAL = UNEVEN | {
@@ -133,12 +134,6 @@ MISTAKES = {
         "same_random_numbers",
         "the first 15 forwards in training after a step drew the same",
     ),
-    "same augmentation": Ailment(
-        {"seed_everything(SEED + rank)": "torch.manual_seed(SEED + rank)"},
-        "random numbers",
-        "same_random_numbers",
-        "batches after a step drew the same numbers",
-    ),
     "stream read whole on each rank": Ailment(
         {
             TRAIN_SET: "Circles(256, seed=1)",
@@ -157,13 +152,16 @@ MISTAKES = {
         "evaluation samples",
         "padded_evaluation",
     ),
-    "statistics of each rank": Ailment(
-        {NET: f"{NET}    net.body[1] = nn.BatchNorm1d(16)\n"}, "BatchNorm's statistics", "batchnorm_statistics"
-    ),
+    "statistics of each rank": Ailment(BATCHNORM, "BatchNorm's statistics", "batchnorm_statistics"),
     "every rank saves": Ailment({"    torch.save(": "torch.save("}, "files", "every_rank_saves"),
     "prefixed keys": Ailment({"net.state_dict()": "model.state_dict()"}, "saved keys", "prefixed_keys"),
+    "split by the seed of each rank": Ailment(
+        {TRAIN_SET: "random_split(Circles(300, seed=1), [256, 44], torch.Generator().manual_seed(rank))[0]"},
+        "training samples",
+        said="a Subset of its own, and the Subsets overlap",
+    ),
     "data drawn anew on each rank": Ailment(
-        {TRAIN_SET: "Circles(256, seed=1 + rank, jitter=0.01)"}, "data sets", said="have other contents on another"
+        {TRAIN_SET: "Circles(256, seed=1 + rank, jitter=0.01)"}, "datasets", said="have other contents on another"
     ),
 }
 # What looks like a mistake and is none.
@@ -194,6 +192,13 @@ HARMLESS = {
         },
         said="weights (they differ after step 1, but are equal again later",
     ),
+    "weights averaged at the end": Ailment(
+        {
+            WRAP: "model = net",
+            "    del model": "    [dist.all_reduce(w.data) for w in net.parameters()]\n    del model",
+        },
+        said="weights (they may be averaged after the last step",
+    ),
     "unusual": Ailment(UNUSUAL, said="weights (the ranks make only the first 14 of 36 steps together"),
 }
 # What ends badly, or never. The first finding is about the end.
@@ -213,6 +218,19 @@ ENDS = {
         {NET: f"{NET}    net.spare = nn.Linear(16, 2)\n"},
         pitfall="unused_parameter",
         said="gradients of parameters that the forward does not use",
+    ),
+    "evaluation on rank 0": Ailment(
+        BATCHNORM | {"in valid_loader": "in valid_loader if rank == 0 else []", "(net(": "(model("},
+        pitfall="collective_on_rank_0",
+        said="the ranks have begun 1, 0 evaluations",
+    ),
+    "collective in each batch of an uneven evaluation": Ailment(
+        {"valid_set, BATCH_SIZE": "valid_set, 10", "counts[1] += ": "dist.barrier()\n                counts[1] += "},
+        said="in evaluation 0 rank 0 has 6 batches, rank 1 has 5 batches",
+    ),
+    "error behind a barrier": Ailment(
+        {SCHEDULE: "            try: 1 / (1 - rank)\n            finally: rank == 0 or dist.barrier()\n"},
+        said="and handles ZeroDivisionError: division by zero",
     ),
     "rank that leaves its loop": Ailment({"range(EPOCHS)": "range(EPOCHS - rank)"}, said="rank 1 has ended"),
 }
