@@ -1,7 +1,6 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -68,15 +67,15 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, order: Order) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        reader = self._get_reader()
+        reader = self._reader_of(order)
         if self.state.num_processes == 1 and self.slice_fn is None:
-            return map(self._undivided, reader.read(order))
+            return map(self._undivided, reader.read())
         if self.state.is_main_process:
-            steps = run_on_all_ranks(partial(reader.read, order))
+            steps = run_on_all_ranks(reader.read)
             # Whether a step is short is known when all its batches are joined.
             batches = self._joined_batches(step.content for step in steps)
             return self._send_steps(self._whole_steps(batches), order.position)
-        run_on_all_ranks(partial(reader.draw_only, order))
+        run_on_all_ranks(reader.draw_only)
         return self._receive_steps(order.position)
 
     def _undivided(self, step: Step) -> Step:

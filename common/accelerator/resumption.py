@@ -13,10 +13,10 @@ made: S and B. An epoch of six batches, with a checkpoint after the third, when 
 A Replay notes S and B, and in the resumed run it first goes to those of the checkpoint.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
@@ -35,20 +35,10 @@ class Replay(Order):
     """
 
     generators: "Generators"
-    goes_on: bool  # at the Position of a checkpoint, or in its order
     has_workers: bool  # which read with generators of their own, so B would say nothing
 
-    def begin(self, begin_reading: Callable[[], Iterator[Step]]) -> Iterator[Step]:
-        """The steps that `begin_reading` returns. When each is yielded, the states B are noted for the next one."""
-        if self.goes_on:
-            # The interrupted run has drawn the seed, the order and the first step before it saved. Here they are drawn
-            # for the second time, and leave no trace.
-            with self.generators.restored():
-                steps = begin_reading()
-                first = list(islice(steps, 1))
-            steps = chain(first, steps)
-        else:
-            steps = begin_reading()
+    def noted(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """`steps`. The states B are noted before the next one is read."""
         for step in steps:
             yield step
             self.position.read_ahead_states = None if self.has_workers else self.generators.states()

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -96,9 +96,7 @@ class DataLoaderShard(DataLoader):
         this_pass = progress.begin_pass(self.skip_batches)
         self.gradient_state._add_dataloader(self)
         try:
-            order = self._order(this_pass)
-            begin = self._begin_by_hand if this_pass.resumes == Resumes.BY_HAND else self._begin_reading
-            steps = order.begin(partial(begin, order))
+            steps = self._begin(this_pass)
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
@@ -112,15 +110,29 @@ class DataLoaderShard(DataLoader):
             self.gradient_state._remove_dataloader(self)
         progress.end_epoch(this_pass)
 
-    def _order(self, this_pass: Pass) -> Order:
-        """The steps of the pass, to be read; with `use_stateful_dataloader` they may have been drawn by another run."""
+    def _begin(self, this_pass: Pass) -> Iterator[Step]:
+        """Begin to read the steps of the pass, each with the batch of this process."""
+        order = self._order(this_pass.position)
+        if this_pass.resumes == Resumes.BY_HAND:
+            steps = self._begin_by_hand(order)
+        elif this_pass.resumes == Resumes.AT_POSITION:
+            # The interrupted run has drawn the seed, the order and the first step before it saved. Here they are drawn
+            # for the second time, and leave no trace.
+            with self._generators.restored():
+                steps = self._begin_reading(order)
+                first = list(islice(steps, 1))
+            steps = chain(first, steps)
+        else:
+            steps = self._begin_reading(order)
+        return order.noted(steps)
+
+    def _order(self, position: Position) -> Order:
+        """The steps behind `position`, to be read."""
         index_sampler = index_sampler_of(self)
-        skipped = this_pass.position.steps_done * self.batches_read_per_step
+        skipped = position.steps_done * self.batches_read_per_step
         if not self.use_stateful_dataloader:
-            return Order(this_pass.position, index_sampler, skipped)
-        goes_on = this_pass.resumes == Resumes.AT_POSITION
-        has_workers = self.num_workers > 0
-        return Replay(this_pass.position, index_sampler, skipped, self._generators, goes_on, has_workers)
+            return Order(position, index_sampler, skipped)
+        return Replay(position, index_sampler, skipped, self._generators, has_workers=self.num_workers > 0)
 
     def _begin_by_hand(self, order: Order) -> Iterator[Step]:
         """Begin to read the rest of an epoch, where a resumed run has called `skip_first_batches`.
@@ -151,13 +163,14 @@ class DataLoaderShard(DataLoader):
 
     def _read(self, order: Order) -> Iterator[Step]:
         """The steps of this process, each with its batch."""
-        return self._get_reader().read(order)
+        return self._reader_of(order).read()
 
-    def _get_reader(self) -> Reader:
+    def _reader_of(self, order: Order) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
         if self._reader is not None:
+            self._reader.replace_order(order)
             return self._reader
-        reader = Reader(self)
+        reader = Reader(self, order)
         if self.persistent_workers:
             self._reader = reader
         return reader
