@@ -9,7 +9,7 @@ from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
 from .position import Position
 from .reader import Order
 from .rows import READ_EVERYWHERE, Entries, WholeBatch, join_batches
-from .sampler import ShortStep, SkipBatchSampler, Step, groups_of
+from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
 
@@ -35,14 +35,14 @@ class DataLoaderDispatcher(DataLoaderShard):
             None takes its rows. What it raises on a process other than the main one is raised there alone.
     """
 
+    num_skip_samplers = 1  # The original's dispatcher tells the epoch to as few samplers as a loader that skips.
+
     def __init__(
         self, dataset: Any, split_batches: bool = False, slice_fn: Callable[..., Any] | None = None, **kwargs: Any
     ) -> None:
         self.state = PartialState()
         kwargs.setdefault("device", self.state.device)
         super().__init__(dataset, **kwargs)
-        # The original's dispatcher looks for a `set_epoch` one sampler less deep, as a loader that skips.
-        self._original_batch_sampler = SkipBatchSampler(self.batch_sampler)
         self.split_batches = split_batches
         self.batches_read_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_fn

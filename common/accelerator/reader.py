@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -134,6 +134,7 @@ class Reader:
             pass
 
 
+@dataclass(eq=False)
 class PassSampler:
     """The batch sampler of torch's loader: the sample numbers of one pass.
 
@@ -141,12 +142,11 @@ class PassSampler:
     that it has not returned yet wait here.
     """
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self.waiting: deque[Step] = deque()
+    order: Order
+    waiting: deque[Step] = field(default_factory=deque)
 
     def __iter__(self) -> Iterator[Any]:
-        self.waiting = deque()
+        self.waiting.clear()
         return map(self._sample_numbers, self.order.draw())
 
     def _sample_numbers(self, step: Step) -> Any:

@@ -63,6 +63,8 @@ class DataLoaderShard(DataLoader):
 
     # Batches that a process reads for one step: the main process of a DataLoaderDispatcher reads those of all ranks.
     batches_read_per_step = 1
+    # The original has so many SkipBatchSamplers around the batch sampler: each call of `skip_first_batches` adds one.
+    num_skip_samplers = 0
 
     def __init__(
         self,
@@ -87,8 +89,6 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self.progress = Progress(prepared_skip=skip_batches)
-        # In the original each call of `skip_first_batches` puts another one around the loader's batch sampler.
-        self._original_batch_sampler: Any = self.batch_sampler
         self._reader: Reader | None = None  # kept only if its workers stay alive from pass to pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
@@ -236,16 +236,17 @@ class DataLoaderShard(DataLoader):
         self._tell_epoch(epoch)
 
     def _tell_epoch(self, epoch: int) -> None:
-        listeners = [self.dataset, *self.samplers] if self.progress.epoch_is_set else self._epoch_listeners
+        listeners = [self.dataset, *self.samplers] if self.progress.epoch_is_set else self._epoch_listeners()
         for listener in listeners:
             if hasattr(listener, "set_epoch"):
                 listener.set_epoch(epoch)
 
-    @property
     def _epoch_listeners(self) -> list:
         """Those that the original tells the epoch when a pass begins. A script may tell another one to the others."""
         seedable = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
-        outer = self._original_batch_sampler
+        outer: Any = self.batch_sampler
+        for _ in range(self.num_skip_samplers):
+            outer = SkipBatchSampler(outer)
         inner = getattr(outer, "batch_sampler", None)
         inner_sampler = getattr(inner, "sampler", None)
         if seedable and isinstance(inner, BatchSamplerShard):
@@ -262,7 +263,7 @@ class DataLoaderShard(DataLoader):
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
         rest.skip_batches += num_batches
-        rest._original_batch_sampler = SkipBatchSampler(self._original_batch_sampler, num_batches)
+        rest.num_skip_samplers += 1
         rest.progress = self.progress
         return rest
 
