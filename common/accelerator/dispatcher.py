@@ -80,8 +80,13 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _undivided(self, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
-        num_real = Entries(step.content).count_rows_if_known()
-        if num_real in (None, self.total_batch_size):
+        entries = Entries(step.content)
+        try:
+            entries.check_rows([])
+            num_real = entries.count_rows()
+        except ValueError:  # Nothing has rows, or there are different numbers of them.
+            return step
+        if num_real == self.total_batch_size:
             return step
         return step._replace(short_step=ShortStep((num_real,), num_real))
 

@@ -112,7 +112,12 @@ class DataLoaderShard(DataLoader):
 
     def _begin(self, this_pass: Pass) -> Iterator[Step]:
         """Begin to read the steps of the pass, each with the batch of this process."""
-        order = self._order(this_pass.position)
+        position = this_pass.position
+        index_sampler = index_sampler_of(self)
+        skipped = position.steps_done * self.batches_read_per_step
+        order = Order(position, index_sampler, skipped)
+        if self.use_stateful_dataloader:
+            order = Replay(position, index_sampler, skipped, self._generators, has_workers=self.num_workers > 0)
         if this_pass.resumes == Resumes.BY_HAND:
             steps = self._begin_by_hand(order)
         elif this_pass.resumes == Resumes.AT_POSITION:
@@ -125,14 +130,6 @@ class DataLoaderShard(DataLoader):
         else:
             steps = self._begin_reading(order)
         return order.noted(steps)
-
-    def _order(self, position: Position) -> Order:
-        """The steps behind `position`, to be read."""
-        index_sampler = index_sampler_of(self)
-        skipped = position.steps_done * self.batches_read_per_step
-        if not self.use_stateful_dataloader:
-            return Order(position, index_sampler, skipped)
-        return Replay(position, index_sampler, skipped, self._generators, has_workers=self.num_workers > 0)
 
     def _begin_by_hand(self, order: Order) -> Iterator[Step]:
         """Begin to read the rest of an epoch, where a resumed run has called `skip_first_batches`.
