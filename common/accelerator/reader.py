@@ -138,8 +138,7 @@ class Reader:
 class PassSampler:
     """The batch sampler of torch's loader: the sample numbers of one pass.
 
-    Torch's loader gets the sample numbers alone, and returns the batches in their order. So the Steps of the batches
-    that it has not returned yet wait here.
+    Torch's loader gets the sample numbers alone, and returns the batches in their order. Until then the steps wait.
     """
 
     order: Order
@@ -147,9 +146,10 @@ class PassSampler:
 
     def __iter__(self) -> Iterator[Any]:
         self.waiting.clear()
-        return map(self._sample_numbers, self.order.draw())
+        return map(self.sample_numbers, self.order.draw())
 
-    def _sample_numbers(self, step: Step) -> Any:
+    def sample_numbers(self, step: Step) -> Any:
+        """Those of this step, which waits for its batch."""
         self.waiting.append(step)
         return step.content
 
