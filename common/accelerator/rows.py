@@ -69,7 +69,7 @@ class Entries:
         for array in self.arrays.values():
             return len(array)
         for name, entries in self.lists.items():
-            _check_no_columns(name, entries)
+            _refuse_columns(name, entries)
             return len(entries)
         raise ValueError(f"nothing in the batch has a row for each sample: {READ_EVERYWHERE}")
 
@@ -83,7 +83,7 @@ class Entries:
         rows = self.count_rows()
         if rows > 1:  # A column of one row is a row, too.
             for name, entries in self.lists.items():
-                _check_no_columns(name, entries, rows)
+                _refuse_columns(name, entries, rows)
 
     def check_rows(self, row_lists: Collection[str]) -> None:
         """Raise ValueError if arrays and `row_lists`, or without arrays all lists, have different numbers of rows."""
@@ -109,7 +109,7 @@ class Entries:
         return replace_leaves(self.batch, (self.by_name | others).values(), _has_no_arrays)
 
 
-def _check_no_columns(name: str, entries: Sequence[Any], rows: int | None = None) -> None:
+def _refuse_columns(name: str, entries: Sequence[Any], rows: int | None = None) -> None:
     """Raise ValueError if `entries` may be columns: lists of equally many texts, of `rows` if that number is known.
 
     `[("a", "b"), ("A", "B"), ("x", "y")]` may be three columns of two rows, as `[{"a": ["x", "y"]}, {"a": ["z", "w"]}]`
