@@ -56,10 +56,6 @@ class Order:
     index_sampler: Any  # A stream is read without it.
     skipped: int  # batches that are left out
 
-    def noted(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """`steps` as they are. A Replay notes more in its Position while they are read."""
-        return steps
-
     def draw(self) -> Iterator[Step]:
         """The steps of the index sampler.
 

@@ -37,8 +37,8 @@ class Replay(Order):
     generators: "Generators"
     has_workers: bool  # which read with generators of their own, so B would say nothing
 
-    def noted(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """`steps`. The states B are noted before the next one is read."""
+    def note_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """`steps`. Before each but the first is read, the states B are noted."""
         for step in steps:
             yield step
             self.position.read_ahead_states = None if self.has_workers else self.generators.states()

@@ -129,7 +129,7 @@ class DataLoaderShard(DataLoader):
             steps = chain(first, steps)
         else:
             steps = self._begin_reading(order)
-        return order.noted(steps)
+        return order.note_read_ahead(steps) if isinstance(order, Replay) else steps
 
     def _begin_by_hand(self, order: Order) -> Iterator[Step]:
         """Begin to read the rest of an epoch, where a resumed run has called `skip_first_batches`.
