@@ -1,6 +1,7 @@
 """The loader whose batches the main process alone reads and sends to the others."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -67,9 +68,9 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, order: Order) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        reader = self._reader_of(order)
         if self.state.num_processes == 1 and self.slice_fn is None:
-            return map(self._undivided, reader.read())
+            return map(self._undivided, super()._read(order))
+        reader = run_on_all_ranks(partial(self._reader_of, order))
         if self.state.is_main_process:
             steps = run_on_all_ranks(reader.read)
             # Whether a step is short is known when all its batches are joined.

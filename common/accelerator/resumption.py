@@ -23,7 +23,7 @@ import torch
 
 from .position import Position
 from .reader import Order
-from .sampler import Step, generator_of, steps_of
+from .sampler import Step, generator_of, sampler_chain, steps_of
 from .utils.random import get_random_states, set_random_states
 
 
@@ -38,10 +38,14 @@ class Replay(Order):
     has_workers: bool  # which read with generators of their own, so B would say nothing
 
     def note_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
-        """`steps`. Before each but the first is read, the states B are noted."""
-        for step in steps:
+        """`steps`. When one is read, and it is not the first, the states B are noted from which it was read."""
+        step = next(steps, None)
+        while step is not None:
             yield step
-            self.position.read_ahead_states = None if self.has_workers else self.generators.states()
+            states = None if self.has_workers else self.generators.states()
+            step = next(steps, None)
+            # Not earlier: until the Position moves, it has the states of the step before. A script may save meanwhile.
+            self.position.read_ahead_states = states
 
     def draw(self) -> Iterator[Step]:
         """The steps of the index sampler, whose order is drawn from S.
@@ -49,6 +53,8 @@ class Replay(Order):
         This runs within torch's loader, right before it reads the samples. `iter` of a script's own sampler is called
         with the first step, and not before, so that S is noted right before the order is drawn.
         """
+        # A script's batch sampler may have got another sampler in its `set_epoch`.
+        self.generators.sampler = sampler_chain(self.index_sampler)[-1]
         if self.position.order_states is not None:
             self.generators.go_to_order(self.position.order_states)
         self.position.order_states = self.generators.states()
