@@ -1,7 +1,7 @@
 """Spans of time in one step, in lanes, and what one can compute from them.
 
 A device has a lane for what it computes, and one for each thread by which gloo sends its messages. Spans of one lane do
-not overlap; spans of different lanes may.
+not overlap; spans of different lanes may. All times of lanes are in milliseconds, as in records.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ COMPUTING_LANE = "main thread"  # The lane has this name in records, also where 
 
 
 class Span(NamedTuple):
-    """An activity in a lane, from `start` to `end` in seconds since the step began."""
+    """An activity in a lane, from `start` to `end` in milliseconds since the step began."""
 
     name: str
     lane: str
@@ -30,10 +30,10 @@ class Span(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """The spans of one step of one process, in seconds. `began` is by a clock that all processes of a machine share."""
+    """The spans of one step of one process. `began` is by a clock that all processes of a machine share."""
 
     began: float
-    seconds: float
+    duration: float
     spans: list[Span]
 
 
