@@ -122,10 +122,9 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
         report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
     # For the verdict IN STEP: every script ends at level 00's weights. One device would be compared with itself.
     several = settings._replace(world_size=max(2, settings.world_size))
-    scripts = report.levels | report.sharded  # The inner dicts are shared with `report`, so filling them fills it.
     begin_part(f"weights of {BASELINE}")
     baseline = train_exactly(BASELINE, several)
-    for script, result in scripts.items():
+    for script, result in chain(report.levels.items(), report.sharded.items()):
         begin_part(f"weights of {script}")
         weights = baseline if script == BASELINE else train_exactly(script, several)
         result["max_weight_difference"] = max_weight_difference(weights, baseline)
@@ -135,7 +134,7 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
         begin_part(f"evaluation of {level}")
         report.levels[level].update(evaluate(level, settings.data_flags))
     # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
-    for script, result in scripts.items():
+    for script, result in chain(report.levels.items(), report.sharded.items()):
         begin_part(f"memory of {script}")
         result["simulated_peak_memory"] = simulate_memory(script, several)
     networks = memory.NETWORKS if settings.full else ("basic_net", "big_output")
