@@ -17,6 +17,7 @@ from benchmarks.harness.lanes.spans import (
     count_backwards,
     hidden_share,
 )
+from benchmarks.harness.records import read_group
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
 from common.processes import ranks
@@ -114,8 +115,8 @@ def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
 
 @pytest.mark.parametrize("link", ["1 Gbit/s", "100 Mbit/s"])
 def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(link):
-    groups = page_tables.recorded("timeline")["groups"]
-    (group,) = [group for group in groups if link in group["group"]]
+    groups = map(read_group, page_tables.recorded("timeline")["groups"])
+    (group,) = [group for group in groups if link in group.title]
     check_lanes(timeline_plot.spans_of(group))
 
 
