@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.harness.level_runs import flags_on, processes_of, run_level
-from benchmarks.harness.options import TIMEOUT_SECONDS
+from benchmarks.harness.level_runs import flags_on, run_level, run_on_devices
 from benchmarks.harness.rows import BASELINE, REPLICATED
 from common.instruments.result import quantity
-from common.processes import ranks
 
 
 class Steps(NamedTuple):
@@ -48,9 +46,7 @@ class Configuration:
 
     def run(self, steps: Steps, data_flags: tuple[str, ...]) -> dict:
         """The slowest rank's result of a training of these steps. Raises RankFailed if a rank fails."""
-        argv = [*self.argv(steps), *data_flags]
-        processes = processes_of(self.level, self.workers)
-        results = ranks(processes).run(run_level, self.level, argv, timeout=TIMEOUT_SECONDS)
+        results = run_on_devices(run_level, self.level, self.workers, [*self.argv(steps), *data_flags])
         return min(results, key=lambda result: result["images_per_sec"])
 
 
