@@ -33,7 +33,13 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        return f"{BASELINE}, all cores" if self.all_cores else row_name(self.level, self.workers)
+        if self.all_cores:
+            return f"{self.level}, all cores"
+        if self.level == BASELINE:
+            return self.level
+        if self.level == REPLICATED:
+            return f"{self.level}, {quantity(self.workers, 'replica')}"
+        return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
 
     def argv(self, steps: Steps) -> list[str]:
         """The level's flags for these steps, without those of the data."""
@@ -48,12 +54,3 @@ class Configuration:
         """The slowest rank's result of a training of these steps. Raises RankFailed if a rank fails."""
         results = run_on_devices(run_level, self.level, self.workers, [*self.argv(steps), *data_flags])
         return min(results, key=lambda result: result["images_per_sec"])
-
-
-def row_name(level: str, workers: int) -> str:
-    """The name of the row of a level, each worker on a device of its own."""
-    if level == BASELINE:
-        return BASELINE
-    if level == REPLICATED:
-        return f"{level}, {quantity(workers, 'replica')}"
-    return f"{level}, {workers} {'process' if workers == 1 else 'processes'}"

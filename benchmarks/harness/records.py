@@ -43,10 +43,9 @@ def group(
     """The record of one group, from the samples of `take_turns`; `facts` are what else to keep of each row."""
     rows = {}
     for row, values in samples.items():
-        facts_of_row = facts[row] if facts else {}
         summary = summarise(values)
         rows[row] = {
-            **facts_of_row,
+            **(facts[row] if facts else {}),
             **rounded_fields(summary),
             "noisy": summary.noisy,
             "samples": [rounded(value) for value in values],
@@ -58,13 +57,13 @@ def group(
         else:
             by_round = [of - to for of, to in zip(samples[pair.of], samples[pair.to], strict=True)]
         interval = paired.interval_of_median(by_round)
-        result = {
+        measured = {
             **pair._asdict(),
             **rounded_fields(summarise(by_round)),
             "interval": [rounded(interval.low), rounded(interval.high)],
             "confidence": rounded(interval.confidence),
         }
-        compared.append(result)
+        compared.append(measured)
     rounds = len(next(iter(samples.values())))
     return {"group": title, "unit": unit, "rounds": rounds, "rows": rows, "pairs": compared}
 

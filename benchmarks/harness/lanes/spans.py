@@ -5,7 +5,7 @@ not overlap; spans of different lanes may. All times of lanes are in millisecond
 """
 
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, product
 from typing import NamedTuple
 
 ALL_REDUCE = "all-reduce"
@@ -57,10 +57,9 @@ def count_backwards(spans: list[Span]) -> int:
 def hidden_share(spans: list[Span]) -> float:
     """The share of the all-reduces' time that lies within backward; 0 where there is no all-reduce."""
     backwards = join((span.start, span.end) for span in spans if span.name == BACKWARD)
-    sending = 0.0
+    all_reduces = join((span.start, span.end) for span in spans if span.name == ALL_REDUCE)
+    sending = sum(end - start for start, end in all_reduces)
     hidden = 0.0
-    for start, end in join((span.start, span.end) for span in spans if span.name == ALL_REDUCE):
-        sending += end - start
-        for backward_start, backward_end in backwards:
-            hidden += max(0.0, min(end, backward_end) - max(start, backward_start))
+    for (start, end), (backward_start, backward_end) in product(all_reduces, backwards):
+        hidden += max(0.0, min(end, backward_end) - max(start, backward_start))
     return hidden / sending if sending else 0.0
