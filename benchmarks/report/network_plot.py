@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.harness.records import Group, read_group
-from benchmarks.report.plots import VERMILION, Bar, draw_bars, save, subplots
+from benchmarks.report.plots import DASHED, Bar, draw_bars, save, subplots
 
 
 def draw_network(record: dict, path: Path) -> None:
@@ -26,7 +26,7 @@ def _panel(panel, group: Group, one_node: str) -> None:
         bars.append(Bar(group.rows[name].facts["link"], median, (low, high), text))
     alone = group.rows[one_node].summary.median
     draw_bars(panel, bars, 0.04 * alone)
-    panel.axvline(2 * alone, color=VERMILION, linestyle="--", linewidth=1.4)
+    panel.axvline(2 * alone, **DASHED)
     panel.set_xlim(0, 2.8 * alone)
     batch = group.rows[one_node].facts["batch_per_process"]
     panel.set_title(f"DDP on two nodes, {batch} images for each process")

@@ -18,6 +18,7 @@ GREY = "#B0B0B0"
 PALE = "#D5DADF"
 INK = "#1f2328"
 SOFT = "#59636e"
+DASHED = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # It hides the grid behind a number.
 # In inches and points. 12 points are 18 pixels in a README, and 8 on a phone, which shows a picture 360 pixels wide.
 WIDTH = 7.2

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.harness.records import Group, Row, read_group
 from benchmarks.harness.rows import BASELINE
 from benchmarks.report.cells import cores_of_devices
-from benchmarks.report.plots import BLUE, GREY, SKY, SMALL, SOFT, VERMILION, Bar, draw_bars, save, subplots
+from benchmarks.report.plots import BLUE, DASHED, GREY, SKY, SMALL, SOFT, Bar, draw_bars, save, subplots
 
 SCALING_COLUMNS = 2
 TITLE_CHARACTERS = 28
@@ -50,7 +50,7 @@ def _speeds(panel, group: Group, fastest: float) -> None:
     right = fastest
     if _most_devices(group) > 1:
         ideal = _most_devices(group) * group.rows[BASELINE].summary.median
-        panel.axvline(ideal, color=VERMILION, linestyle="--", linewidth=1.4)
+        panel.axvline(ideal, **DASHED)
         right = max(fastest, 1.02 * ideal)
     panel.set_xlim(0, ROOM_FOR_SPEEDS * right)
 
@@ -80,7 +80,7 @@ def _speed_ups(panel, group: Group, right: float) -> None:
         bars.append(Bar(label, ratios.median, (low, high), f"{ratios.median:.2f}", _colour(name, row)))
     draw_bars(panel, bars, 0.03 * right)
     panel.axvline(1, color=SOFT, linewidth=1.2)
-    panel.axvline(_most_devices(group), color=VERMILION, linestyle="--", linewidth=1.4)
+    panel.axvline(_most_devices(group), **DASHED)
     panel.set_xlim(0, right)
     panel.set_xlabel("times level 00 on one device")
     panel.set_ylabel("level")

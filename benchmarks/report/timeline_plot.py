@@ -36,7 +36,7 @@ COMPUTING = 0.5
 SENT = 0.36  # all lanes that send, below the one that computes
 IDLE = 0.16  # nothing is done there: a line, so that the eye is led to the rest
 
-# The spans of each rank.
+# The spans of each rank in one step.
 RankSpans = list[list[Span]]
 
 

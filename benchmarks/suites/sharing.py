@@ -6,10 +6,11 @@ frees the gradients. DDP's buckets are left out. Nothing is timed, so the record
 
 from benchmarks.harness import level_runs
 from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.rows import RAW_DDP
 from common import ladder
 
 RANKS = 4
-NAMES = {"02_ddp_raw": "DDP", ladder.FSDP: "FSDP", ladder.MESH: "mesh of 2 × 2"}
+NAMES = {RAW_DDP: "DDP", ladder.FSDP: "FSDP", ladder.MESH: "mesh of 2 × 2"}
 
 
 def measure(_: MeasureOptions) -> dict:
