@@ -410,8 +410,6 @@ class Accelerator:
         if num_steps > 1:
             loss = loss / num_steps
         if self.scaler is not None:
-            for optimizer in self._optimizers:
-                optimizer.look_for_dropped_gradients()
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
 
