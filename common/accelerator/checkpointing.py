@@ -21,9 +21,9 @@ checkpoint, save_ids.py says which parts belong to one save, and serialization.p
 import os
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ import torch
 
 from .logging import get_logger
 from .loss_scaler import LossScaler
-from .operations import broadcast_object_list, errors_on_all_ranks, gather_object, run_on_all_ranks
+from .operations import broadcast_object_list, gather_object
 from .optimizer import AcceleratedOptimizer
+from .remote_errors import errors_on_all_ranks, run_on_all_ranks
 from .scheduler import AcceleratedScheduler
 from .shard import DataLoaderShard
 from .state import AcceleratorState, GradientState, PartialState
@@ -156,15 +157,10 @@ def save_state(
     project = run.project
     # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
     all_ranks = all_ranks or AcceleratorState().is_fsdp2
-    stage = errors_on_all_ranks if all_ranks else nullcontext
-    if all_ranks:
-        # All take both from the main process, which may have saved alone before, and then has another number.
-        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-        folder = _folder_to_save(project, output_dir)
-    else:
-        folder = _folder_to_save(project, output_dir)
-        save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
+    folder, save_id = _folder_and_id(run, output_dir, all_ranks)
     draft = draft_of_this_rank(folder)
+    stage = errors_on_all_ranks if all_ranks else nullcontext
+    is_saved = False
     try:  # checkpoint_folder.py shows what is on the disk after each stage.
         with stage():
             _begin_draft(run, folder, draft)
@@ -179,16 +175,26 @@ def save_state(
         with stage():  # The main part comes last, because with it the checkpoint appears.
             if run.writes_main_part:
                 publish_main_part(draft, folder)
-    except BaseException:
+        is_saved = True
+    finally:
         remove(draft)
-        if PartialState().use_distributed and not all_ranks:
-            project.iteration += 1  # Others may have saved under this number. Else it stays, as in the original.
-        raise
-    project.iteration += 1
+        # If this process has failed alone, others may have saved under this number. Else it stays, as in the original.
+        if is_saved or (PartialState().use_distributed and not all_ranks):
+            project.iteration += 1
     with stage():
         if run.writes_main_part and project.automatic_checkpoint_naming and project.total_limit is not None:
             remove_old_checkpoints(folder, project.total_limit)
     return folder
+
+
+def _folder_and_id(run: RunState, output_dir: str | os.PathLike | None, all_ranks: bool) -> tuple[Path, str]:
+    """The folder of a save and its id, which are the same on all ranks: sent by the main process, or derived."""
+    if all_ranks:
+        # The main process may have saved alone before, and then has another number.
+        run.project.iteration, save_id = broadcast_object_list([run.project.iteration, uuid.uuid4().hex])
+        return _folder_to_save(run.project, output_dir), save_id
+    folder = _folder_to_save(run.project, output_dir)
+    return folder, save_ids.next_id(folder, run.step % GradientState().num_steps)
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
@@ -317,14 +323,9 @@ def load_state(
         if run.writes_main_part:
             finish_or_warn(folder)
     is_verified = input_dir is None and PartialState().is_main_process  # `_newest_checkpoint` has done it.
-    with errors_on_all_ranks(), ThreadPoolExecutor() as threads:
-        # Verification costs no time while this thread reads. What it finds is raised, and not what reading then meets.
-        verification = threads.submit(verify, folder) if run.writes_main_part and not is_verified else None
-        try:
-            saved = _read(run, folder, load_kwargs or {})
-        finally:
-            if verification is not None:
-                verification.result()
+    verification = nullcontext() if is_verified or not run.writes_main_part else _verification(folder)
+    with errors_on_all_ranks(), verification:
+        saved = _read(run, folder, load_kwargs or {})
     with errors_on_all_ranks():
         _restore(run, saved, load_model_func_kwargs)
     with errors_on_all_ranks():  # Under FSDP this is a collective, so no rank may have failed before.
@@ -332,11 +333,7 @@ def load_state(
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
     if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
-        # The next number comes after the highest on the main process's disk: if the script has gone back to an older
-        # checkpoint, the newer ones stay.
-        folders = run_on_all_ranks(lambda: numbered(_folder_of_all(run.project)), PartialState().is_main_process)
-        next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
-        (run.project.iteration,) = broadcast_object_list([max(run.project.iteration, next_on_disk)])
+        run.project.iteration = _next_iteration(run.project)
     return saved.step
 
 
@@ -347,6 +344,28 @@ def _newest_checkpoint(project: ProjectConfiguration) -> Path:
     parent = _folder_of_all(project)
     name = run_on_all_ranks(lambda: recover_newest(parent).name, PartialState().is_main_process)
     return parent / broadcast_object_list([name])[0]
+
+
+@contextmanager
+def _verification(folder: Path) -> Iterator[None]:
+    """A block during which a thread verifies the checkpoint. What it finds is raised, and not what the block raises."""
+    with ThreadPoolExecutor() as threads:
+        verification = threads.submit(verify, folder)
+        try:
+            yield
+        finally:
+            verification.result()
+
+
+def _next_iteration(project: ProjectConfiguration) -> int:
+    """The number after the highest on the main process's disk, but no lower than its own number. A collective.
+
+    So the newer checkpoints stay if the script has gone back to an older one.
+    """
+    folders = run_on_all_ranks(lambda: numbered(_folder_of_all(project)), PartialState().is_main_process)
+    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+    (iteration,) = broadcast_object_list([max(project.iteration, next_on_disk)])
+    return iteration
 
 
 @dataclass(frozen=True)
@@ -369,6 +388,14 @@ class SavedRun:
     @property
     def weights_name(self) -> str:
         return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.checkpoint.files else WEIGHTS_NAME
+
+    def loader_state(self, name: str) -> dict[str, Any]:
+        """The state that this rank's loader of this name had; that of rank 0 if there is no other."""
+        of_rank_0 = self.states.get(name, {})
+        own = self.rank_state.get("loaders", {}).get(name, of_rank_0)
+        # With `even_batches=False` the last ranks end an epoch a step before rank 0, whose part says when it is over.
+        epoch = {key: value for key, value in of_rank_0.items() if key in ("epoch", "is_over")}
+        return own | epoch
 
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
@@ -450,12 +477,8 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     models_by_file = _by_file(saved.weights_name, models)
     for name in models_by_file:
         saved.checkpoint.require_file(name)
-    loader_states = saved.states | saved.rank_state.get("loaders", {})
     for name, loader in run.loaders_by_file().items():
-        # With `even_batches=False` the last ranks end an epoch a step before rank 0, whose part says when it is over.
-        of_rank_0 = saved.states.get(name, {})
-        epoch = {key: value for key, value in of_rank_0.items() if key in ("epoch", "is_over")}
-        loader.load_state_dict(loader_states.get(name, {}) | epoch)
+        loader.load_state_dict(saved.loader_state(name))
     for name, model in models_by_file.items():
         bare = innermost_model(model)
         weights = under_names_of(bare, _read_file(saved.checkpoint, name))
@@ -485,12 +508,12 @@ def _warn_of_ranks_without_part(saved: SavedRun) -> None:
 
 
 def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: bool) -> None:
-    kinds = "model|pytorch_model|optimizer|scheduler"
+    kinds = [SAFE_WEIGHTS_NAME, WEIGHTS_NAME, OPTIMIZER_FILE, SCHEDULER_FILE]
     if with_loaders:
-        kinds += "|sampler|dl_state_dict"
-    names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
+        kinds += [SAMPLER_FILE, LOADER_FILE]
     taken = saved.states | _by_file(saved.weights_name, run.models)
-    left = [name for name in sorted(saved.checkpoint.files) if names.fullmatch(name) and name not in taken]
+    not_taken = sorted(saved.checkpoint.files - taken.keys())
+    left = [name for name in not_taken if re.sub(r"_[0-9]+\.", ".", name) in kinds]
     if left:
         hint = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", saved.checkpoint.folder, ", ".join(left), hint)
