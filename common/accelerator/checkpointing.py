@@ -20,7 +20,6 @@ checkpoint, save_ids.py says which parts belong to one save, and serialization.p
 
 import os
 import re
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -104,9 +103,7 @@ class RunState:
         objects = _by_file(OPTIMIZER_FILE, self.optimizers) | _by_file(SCHEDULER_FILE, self.schedulers)
         if self.scaler is not None:
             objects[SCALER_NAME] = self.scaler
-        for index, each in enumerate(self.custom_objects):
-            objects[CUSTOM_FILE.format(index)] = each
-        return objects
+        return objects | {CUSTOM_FILE.format(index): each for index, each in enumerate(self.custom_objects)}
 
     def loaders_by_file(self) -> dict[str, Any]:
         """All loaders by the names that their files have. A loader without a state has no file."""
@@ -157,10 +154,14 @@ def save_state(
     project = run.project
     # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
     all_ranks = all_ranks or AcceleratorState().is_fsdp2
-    folder, save_id = _folder_and_id(run, output_dir, all_ranks)
+    if all_ranks:  # The main process may have saved alone before, and then has another number.
+        (project.iteration,) = broadcast_object_list([project.iteration])
+    folder = _folder_to_save(project, output_dir)
+    save_id = save_ids.next_id(folder, run.step % GradientState().num_steps, all_ranks)
     draft = draft_of_this_rank(folder)
     stage = errors_on_all_ranks if all_ranks else nullcontext
-    is_saved = False
+    # Others may save under this number even if this process fails. With `all_ranks` all of them fail, and can use it.
+    is_number_used = PartialState().use_distributed and not all_ranks
     try:  # checkpoint_folder.py shows what is on the disk after each stage.
         with stage():
             _begin_draft(run, folder, draft)
@@ -175,26 +176,17 @@ def save_state(
         with stage():  # The main part comes last, because with it the checkpoint appears.
             if run.writes_main_part:
                 publish_main_part(draft, folder)
-        is_saved = True
-    finally:
+        is_number_used = True
+    except BaseException:
         remove(draft)
-        # If this process has failed alone, others may have saved under this number. Else it stays, as in the original.
-        if is_saved or (PartialState().use_distributed and not all_ranks):
+        raise
+    finally:
+        if is_number_used:
             project.iteration += 1
     with stage():
         if run.writes_main_part and project.automatic_checkpoint_naming and project.total_limit is not None:
             remove_old_checkpoints(folder, project.total_limit)
     return folder
-
-
-def _folder_and_id(run: RunState, output_dir: str | os.PathLike | None, all_ranks: bool) -> tuple[Path, str]:
-    """The folder of a save and its id, which are the same on all ranks: sent by the main process, or derived."""
-    if all_ranks:
-        # The main process may have saved alone before, and then has another number.
-        run.project.iteration, save_id = broadcast_object_list([run.project.iteration, uuid.uuid4().hex])
-        return _folder_to_save(run.project, output_dir), save_id
-    folder = _folder_to_save(run.project, output_dir)
-    return folder, save_ids.next_id(folder, run.step % GradientState().num_steps)
 
 
 def _folder_to_save(project: ProjectConfiguration, output_dir: str | os.PathLike | None) -> Path:
