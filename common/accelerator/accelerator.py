@@ -517,8 +517,6 @@ class Accelerator:
             torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def _unscale_gradients_of(self, parameters: list[torch.Tensor]) -> None:
-        if self.scaler is None:
-            return
         wanted = {id(parameter) for parameter in parameters}
         for optimizer in self._optimizers:
             if any(id(parameter) in wanted for parameter in optimizer.parameters()):

@@ -242,11 +242,8 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
             states[name] = each.state_dict(is_needed=PartialState().is_local_main_process)
         else:
             states[name] = each.state_dict()
-    loader_states = {}
-    for name, loader in run.loaders_by_file().items():
-        state = loader.state_dict()
-        if state:
-            loader_states[name] = state
+    loader_states = {name: loader.state_dict() for name, loader in run.loaders_by_file().items()}
+    loader_states = {name: state for name, state in loader_states.items() if state}
     rank_state |= get_random_states(PartialState().device)
     rank_file = {RANDOM_STATES_FILE.format(PartialState().process_index): rank_state}
     if run.writes_main_part:
@@ -311,11 +308,11 @@ def load_state(
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
     # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
-    with errors_on_all_ranks():
-        if run.writes_main_part:
-            finish_or_warn(folder)
-    is_verified = input_dir is None and PartialState().is_main_process  # `_newest_checkpoint` has done it.
-    verification = nullcontext() if is_verified or not run.writes_main_part else _verification(folder)
+    # On the main process's, `_newest_checkpoint` has done so.
+    is_known_whole = input_dir is None and PartialState().is_main_process
+    looks_after = run.writes_main_part and not is_known_whole
+    run_on_all_ranks(lambda: finish_or_warn(folder), looks_after)
+    verification = _verification(folder) if looks_after else nullcontext()
     with errors_on_all_ranks(), verification:
         saved = _read(run, folder, load_kwargs or {})
     with errors_on_all_ranks():

@@ -1,7 +1,5 @@
 """The scale of the loss under fp16, which adapts by itself to the optimizer steps that were made."""
 
-import contextlib
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -81,22 +79,14 @@ class LossScaler(torch.amp.GradScaler):
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Adapt the scale to the gradients that are STEPPED. Scripts may call it for optimizers of their own."""
-        with self._without_unscaled() as unscaled:
-            # Where all gradients are UNSCALED there is nothing to adapt the scale to, and torch's `update` would raise.
-            if self._has_stepped() or not unscaled or new_scale is not None:
-                super().update(new_scale)
-
-    @contextlib.contextmanager
-    def _without_unscaled(self) -> Iterator[dict[int, Any]]:
-        """A block in which torch's scaler does not know the states that are UNSCALED, which are yielded."""
         states = self._per_optimizer_states
         unscaled = {key: state for key, state in states.items() if state["stage"] is OptState.UNSCALED}
+        if unscaled and new_scale is None and not self._has_stepped():
+            return  # There is nothing to adapt the scale to, and torch's `update` would raise.
         for key in unscaled:
             del states[key]
-        try:
-            yield unscaled
-        finally:
-            self._per_optimizer_states.update(unscaled)
+        super().update(new_scale)
+        self._per_optimizer_states.update(unscaled)  # torch begins with new states
 
     def _update_if_due(self) -> None:
         for state in self._per_optimizer_states.values():
