@@ -130,7 +130,7 @@ def save_state(
     """Write everything that the run needs to go on, and return the folder. Other files in the folder stay.
 
     Each process that calls this writes its part, and by default waits for no other process. So the main process alone
-    may call it. Under FSDP all processes gather the weights of each model, so `all_ranks` is always on.
+    may call it. Under FSDP all processes have to gather weights and states, so `all_ranks` is always on.
 
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
     Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact. Gradients
@@ -152,7 +152,6 @@ def save_state(
         Exception: what a hook or an object met.
     """
     project = run.project
-    # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
     all_ranks = all_ranks or AcceleratorState().is_fsdp2
     if all_ranks:  # The main process may have saved alone before, and then has another number.
         (project.iteration,) = broadcast_object_list([project.iteration])
@@ -291,8 +290,7 @@ def load_state(
             default.
         load_kwargs: for `torch.load` of all but weights; `weights_only` is always on.
         with_loaders: give loaders their states too. Without, they stay as they are, and no state of theirs is missed.
-        load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
-            are read to the CPU, and each state goes to where the object is that gets it.
+        load_model_func_kwargs: for the models' `load_state_dict`; but the original's `map_location` changes nothing.
 
     Raises:
         CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic naming,
@@ -391,11 +389,10 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     """Read everything but the weights of models, and change nothing in the run."""
     checkpoint = read_checkpoint(folder)
     num_saved = len([name for name in checkpoint.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
-    num_registered = len(run.custom_objects)
-    if num_saved != num_registered:
+    if num_saved != len(run.custom_objects):
         raise RuntimeError(
             f"Number of custom checkpoints in folder {folder} does not match the number of registered objects:"
-            f" {num_saved}, not {num_registered}"
+            f" {num_saved}, not {len(run.custom_objects)}"
         )
     names = list(run.objects_by_file())
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.

@@ -79,10 +79,9 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def unscale(self) -> None:
         """Divide the gradients by the scale of the loss: once before a step, however often this is called."""
-        if self.scaler is None or self.scaler.has_unscaled(self.optimizer):
-            return
-        if has_gradients(self.optimizer):
-            self.scaler.unscale_(self.optimizer)
+        scaler = self.scaler
+        if scaler is not None and not scaler.has_unscaled(self.optimizer) and has_gradients(self.optimizer):
+            scaler.unscale_(self.optimizer)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         for group in self.param_groups:

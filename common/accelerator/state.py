@@ -41,7 +41,7 @@ from common.launch import LAUNCHER_PRECISION
 from common.process_group import leave_process_group
 
 from .environment import parse_choice_from_env, parse_flag_from_env
-from .process_environment import choose_backend, choose_device, default_timeout, read_processes, share_cores
+from .process_environment import GLOO_TIMEOUT, NCCL_TIMEOUT, choose_backend, choose_device, read_processes, share_cores
 
 # `mixed_precision` is one of these.
 PRECISIONS = ("no", "fp16", "bf16")
@@ -138,7 +138,8 @@ class PartialState:
         share_cores(processes.local_world_size)
         if not dist.is_initialized():
             backend = choose_backend(backend, gpus, processes.local_world_size)
-            self._join(backend, init_method or "env://", timeout or default_timeout(backend))
+            default_timeout = NCCL_TIMEOUT if backend == "nccl" else GLOO_TIMEOUT
+            self._join(backend, init_method or "env://", timeout or default_timeout)
         self.backend = dist.get_backend()
 
     def _join(self, backend: str, init_method: str, timeout: timedelta) -> None:
@@ -277,10 +278,7 @@ class PartialState:
             TypeError: for what has no length, such as a number, on several processes.
             ValueError: if the values of a dict differ in length.
         """
-        if self.num_processes == 1:
-            yield inputs
-        else:
-            yield self._split(inputs, apply_padding)
+        yield inputs if self.num_processes == 1 else self._split(inputs, apply_padding)
 
     def _split(self, inputs: Any, apply_padding: bool) -> Any:
         if isinstance(inputs, dict):
