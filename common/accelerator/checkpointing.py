@@ -159,7 +159,7 @@ def save_state(
     save_id = save_ids.next_id(folder, run.step % GradientState().num_steps, all_ranks)
     draft = draft_of_this_rank(folder)
     stage = errors_on_all_ranks if all_ranks else nullcontext
-    # Others may save under this number even if this process fails. With `all_ranks` all of them fail, and can use it.
+    # If this process fails alone, others may have saved under the number. If all fail, it stays, as in the original.
     is_number_used = PartialState().use_distributed and not all_ranks
     try:  # checkpoint_folder.py shows what is on the disk after each stage.
         with stage():

@@ -14,7 +14,7 @@ class LossScaler(torch.amp.GradScaler):
 
         READY       They carry the scale of the loss.
         UNSCALED    `unscale_` has divided them by it, so that they can be clipped. Their step is still to come.
-        STEPPED     `step` has used them, or the script has dropped or replaced them. They count in the next `update`.
+        STEPPED     `step` has used them, or the script has dropped them. They count in the next `update`.
 
     `update` adapts the scale to what is STEPPED, and makes it READY. This class calls it when the scale is next used,
     read or saved. torch's own `update` would count what is UNSCALED too, and forget that it was divided.
@@ -55,7 +55,7 @@ class LossScaler(torch.amp.GradScaler):
         return self._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED
 
     def note_gradients_dropped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note that unscaled gradients are zero now. If they were not finite, the scale shrinks."""
+        """Take note that unscaled gradients were set to zero or None. If they were not finite, the scale shrinks."""
         if self.has_unscaled(optimizer):
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
 
