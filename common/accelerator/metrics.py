@@ -57,7 +57,7 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
 
 
 def _rows_to_keep(loader: Any) -> int | None:
-    """The number of real samples in this step; None if there are no others, so that nothing has to be cut off.
+    """The number of real samples in this step, if results are cut to it; else None.
 
     Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler may
     yield short batches before, or batches of any size. They repeat nothing, so nothing is cut there.

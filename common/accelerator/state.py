@@ -5,7 +5,7 @@ Each of these three classes has one state for the whole process. All instances o
 
     class              attributes                                                   begins with
     PartialState       device, backend, distributed_type, num_processes,            the first PartialState()
-                       process_index, local_process_index, has_left_group
+                       process_index, local_process_index
     AcceleratorState   copies of these, and mixed_precision, dynamo_plugin,         the first Accelerator()
                        fsdp_plugin; its distributed_type is FSDP if there is one
     GradientState      sync_gradients, plugin_kwargs, dataloader_references         the first GradientState()
@@ -97,7 +97,6 @@ class PartialState:
         num_processes: the world size.
         process_index: the rank.
         local_process_index: the local rank, among the processes of this machine.
-        has_left_group: true after `destroy_process_group`.
 
     Raises:
         ValueError: for an environment that is incomplete or contradicts itself, for a backend that is not available,
@@ -129,7 +128,8 @@ class PartialState:
         self.device = choose_device(cpu, gpus, processes)
         self.distributed_type = DistributedType.NO
         self.backend: str | None = None
-        self.has_left_group = False
+        # After `destroy_process_group` this is true, and the next Accelerator starts afresh.
+        self._has_left_group = False
         if not processes.form_a_group:
             return
         self.distributed_type = DistributedType.MULTI_GPU if gpus else DistributedType.MULTI_CPU
@@ -208,11 +208,11 @@ class PartialState:
             dist.barrier(device_ids=[self.device.index] if self.backend == "nccl" else None)
 
     def destroy_process_group(self, group: dist.ProcessGroup | None = None) -> None:
-        """Leave `group`; by default the process group of the run. The next Accelerator then starts afresh."""
+        """Leave `group`; by default the process group of the run."""
         if group is None:
             leave_process_group()
             if PartialState._shared_state:
-                PartialState().has_left_group = True
+                PartialState()._has_left_group = True
         elif dist.is_initialized():
             dist.destroy_process_group(group)
 
@@ -505,7 +505,7 @@ class GradientState:
 
 def reset_after_end_training() -> None:
     """Let the next Accelerator start afresh, if the last one has left the process group."""
-    if PartialState._shared_state.get("has_left_group"):
+    if PartialState._shared_state.get("_has_left_group"):
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
