@@ -6,9 +6,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
+from .operations import broadcast_object_list
 from .position import Position
 from .reader import Order
+from .remote_errors import RemoteError, run_on_all_ranks
 from .rows import READ_EVERYWHERE, Entries, WholeBatch, join_batches
 from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
