@@ -26,7 +26,7 @@ class LossScaler(torch.amp.GradScaler):
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step `optimizer`, unless one of its gradients is not finite."""
-        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+        if self._stage_of(optimizer) is OptState.STEPPED:
             self.update()  # As in the original, a second step divides the same gradients by the scale again.
         return super().step(optimizer, *args, **kwargs)
 
@@ -52,7 +52,12 @@ class LossScaler(torch.amp.GradScaler):
 
     def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
         """True where the gradients of `optimizer` are without the scale of the loss, and no step has used them yet."""
-        return self._per_optimizer_states[id(optimizer)]["stage"] is OptState.UNSCALED
+        return self._stage_of(optimizer) is OptState.UNSCALED
+
+    def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState | None:
+        # Asking by [] would make a state, and a scaler that has any cannot be pickled.
+        state = self._per_optimizer_states.get(id(optimizer))
+        return None if state is None else state["stage"]
 
     def note_gradients_dropped(self, optimizer: torch.optim.Optimizer) -> None:
         """Take note that unscaled gradients were set to zero or None. If they were not finite, the scale shrinks."""

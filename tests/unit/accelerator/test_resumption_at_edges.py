@@ -1,4 +1,4 @@
-"""Stateful loaders that are copied, saved while a batch is read, or whose batch sampler changes: they resume exactly."""
+"""Exact resumption of stateful loaders that are copied, saved while they read, or have a batch sampler that changes."""
 
 import copy
 
