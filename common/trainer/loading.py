@@ -53,11 +53,6 @@ def deal_out(loader: Any, accelerator: Accelerator) -> Any:
     return accelerator.prepare_data_loader(loader)
 
 
-def all_ranks_have_samples(loader: Any) -> bool:
-    """True in a step in which each rank has a full batch. A script that computes it without a loader does so on all."""
-    return loader is None or (is_prepared(loader) and loader.short_step is None)
-
-
 def length_of(data: Any) -> int | None:
     """The length of a loader or a data set; None where it has none, as a stream."""
     try:

@@ -1,8 +1,8 @@
 """The loss of a micro-batch, and the number of items in a step that it may be divided by."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -88,18 +88,45 @@ def forward(trainer: Any, model: nn.Module, inputs: Any, num_items: Tensor | Non
     if num_items is None or not trainer.model_accepts_loss_kwargs:
         return call_model(model, inputs)
     is_first_step = model.training and trainer.state.global_step == 0
-    with check_of_use(trainer, model, num_items) if is_first_step else nullcontext():
+    with warn_if_unused(trainer, model, num_items) if is_first_step else nullcontext():
         return call_model(model, inputs, num_items_in_batch=num_items)
 
 
-def check_of_use(trainer: Any, model: nn.Module, num_items: Tensor) -> AbstractContextManager:
-    """A block that warns if a model that is given `num_items` does not use it, where its loss is too large then."""
+@contextmanager
+def warn_if_unused(trainer: Any, model: nn.Module, num_items: Tensor) -> Iterator[None]:
+    """A block in which a model is given `num_items`. It warns if nothing is computed with it, or read from it.
+
+    A `**kwargs` does not tell whether a model divides its loss by it. If it does not, each share of the step is a mean,
+    and no error shows that their sum is too large.
+    """
     shares_of_step = trainer.accelerator.num_processes * trainer.current_gradient_accumulation_steps
-    if trainer.compute_loss_func is not None or shares_of_step == 1:
-        return nullcontext()
     # Within the check, torch would compile a model for this step alone, and once more for all others.
     is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
-    return nullcontext() if is_compiled else WarnIfUnused(num_items, shares_of_step)
+    if trainer.compute_loss_func is not None or shares_of_step == 1 or is_compiled:
+        yield
+        return
+    with NotesUse(num_items) as notes:
+        yield
+    if not notes.is_used:
+        logger.warning_once(
+            f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {shares_of_step} "
+            "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
+        )
+
+
+class NotesUse(TorchFunctionMode):
+    """A block that notes whether a tensor is an argument of a function of torch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.is_used = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_argument = any(leaf is self.tensor for leaf in leaves((args, kwargs or {})))
+        if is_argument and func.__name__ != "__get__":  # DDP asks for its device, which is no use
+            self.is_used = True
+        return func(*args, **(kwargs or {}))
 
 
 def takes_any_keyword(function: Callable) -> bool:
@@ -152,32 +179,3 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     elif shifted and isinstance(labels, Tensor):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
-
-
-class WarnIfUnused(TorchFunctionMode):
-    """A block in which a model is given `num_items`. It warns if nothing is computed with it, or read from it.
-
-    A `**kwargs` does not tell whether a model divides its loss by it. If it does not, each share of the step
-    is a mean, and no error shows that their sum is `shares_of_step` times too large.
-    """
-
-    def __init__(self, num_items: Tensor, shares_of_step: int) -> None:
-        super().__init__()
-        self.num_items = num_items
-        self.shares_of_step = shares_of_step
-        self.is_used = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_argument = any(leaf is self.num_items for leaf in leaves((args, kwargs or {})))
-        if is_argument and func.__name__ != "__get__":  # DDP asks for its device, which is no use
-            self.is_used = True
-        return func(*args, **(kwargs or {}))
-
-    def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
-        super().__exit__(error_type, error, traceback)
-        if error is None and not self.is_used:
-            logger.warning_once(
-                "the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is "
-                f"{self.shares_of_step} times too large, and gradients are too. "
-                "Set accepts_loss_kwargs = False on the model"
-            )

@@ -35,16 +35,6 @@ def parameter_groups(model: nn.Module, decay_names: Collection[str], weight_deca
     return [{"params": with_decay, "weight_decay": weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
 
 
-def optimizer_class_and_arguments(args: Any) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class of `args.optim`, and the arguments that all parameter groups share."""
-    arguments: dict[str, Any] = {"lr": args.learning_rate}
-    if OPTIMIZERS[args.optim] is torch.optim.AdamW:
-        arguments |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    if args.optim == "adamw_torch_fused":
-        arguments["fused"] = True
-    return OPTIMIZERS[args.optim], arguments
-
-
 def decay_parameter_names(model: nn.Module) -> list[str]:
     """All but the parameters of nn.LayerNorm, and those whose names speak of a bias or a norm, as in `transformers`."""
     without_decay: set[nn.Parameter] = set()

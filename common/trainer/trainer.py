@@ -62,6 +62,7 @@ class Trainer:
     can_return_loss = False
     is_fsdp_xla_v2_enabled = False
     is_distributed_loading_by_transformers = False
+    store_flos = staticmethod(do_nothing)
     _issue_warnings_after_load = staticmethod(do_nothing)
     autocast_smart_context_manager = staticmethod(nullcontext)
     _memory_tracker = SimpleNamespace(start=do_nothing, stop_and_update_metrics=do_nothing)
@@ -296,8 +297,10 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                # The loader is no parameter, because overrides have the parameters that the original has.
-                is_collective = loading.all_ranks_have_samples(self.callback_handler.eval_dataloader)
+                # The loader is no parameter, because overrides have the parameters that the original has. A script that
+                # computes a step without a loader does so on all ranks.
+                loader = self.callback_handler.eval_dataloader
+                is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
                 num_items = losses.count_items(self, [inputs], is_collective)
                 loss, outputs = losses.call_compute_loss(self, model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
@@ -469,7 +472,13 @@ class Trainer:
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[type, dict]:
         """The class of the optimizer that `args` name, and its arguments but the parameters. `model` has no effect."""
-        return optimization.optimizer_class_and_arguments(args)
+        optimizer_class = optimization.OPTIMIZERS[args.optim]
+        arguments: dict[str, Any] = {"lr": args.learning_rate}
+        if optimizer_class is torch.optim.AdamW:
+            arguments |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+        if args.optim == "adamw_torch_fused":
+            arguments["fused"] = True
+        return optimizer_class, arguments
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of the parameters that get weight decay, in `model.named_parameters`."""
@@ -558,15 +567,10 @@ class Trainer:
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model
 
-    def store_flos(self) -> None:
-        """Do nothing: no operations are counted."""
-
     def num_examples(self, dataloader: DataLoader) -> int:
         """The samples of a loader, or an estimate where its data set does not say it."""
         num_samples = loading.length_of(getattr(dataloader, "dataset", None))
-        if num_samples is None:
-            return len(dataloader) * self.args.per_device_train_batch_size
-        return num_samples
+        return len(dataloader) * self.args.per_device_train_batch_size if num_samples is None else num_samples
 
     def get_num_trainable_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)

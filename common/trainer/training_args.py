@@ -122,8 +122,7 @@ class TrainingArguments:
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
-        bf16_full_eval, fp16_full_eval: put the model into this precision for evaluations, but not during a training.
-            As in the original it stays so.
+        bf16_full_eval, fp16_full_eval: put the model into this precision in an evaluation after training; it stays so.
         tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
@@ -368,18 +367,16 @@ class TrainingArguments:
         if not self.fsdp:
             return None
         settings: dict[str, Any] = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-        options: dict[str, dict[str, Any]] = {
-            "full_shard": {"reshard_after_forward": True},
-            "shard_grad_op": {"reshard_after_forward": False},
-            "auto_wrap": {},
-        }
+        reshards_by_word = {"full_shard": True, "shard_grad_op": False}
         words: Any = [] if self.fsdp is True else self.fsdp
         if isinstance(words, str):
             words = words.split()
         for word in words:
-            if word not in options:
-                raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {', '.join(options)}")
-            settings |= options[word]
+            if word in reshards_by_word:
+                settings["reshard_after_forward"] = reshards_by_word[word]
+            elif word != "auto_wrap":
+                known = "full_shard, shard_grad_op, auto_wrap"
+                raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {known}")
         # The plugin has other names for these.
         names = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
         config: Any = self.fsdp_config or {}
