@@ -99,11 +99,11 @@ class ResumePoint(NamedTuple):
 def find_resume_point(saved: dict[str, Any], global_step: int, plan: Plan) -> ResumePoint:
     """The place at which a run with this plan goes on; that of the first two rows is *in place*.
 
-        saved                               the run goes on at               gradients and their losses
-        at a step's end                     that place                       are none
-        where an epoch ended or was cut     the next epoch's beginning       of an incomplete window are kept
-        where it was stopped in a step      the beginning of that step       are dropped
-        with another order of samples       the end of as many whole steps   are dropped
+    saved                               the run goes on at               gradients and their losses
+    at a step's end                     that place                       are none
+    where an epoch ended or was cut     the next epoch's beginning       of an incomplete window are kept
+    where it was stopped in a step      the beginning of that step       are dropped
+    with another order of samples       the end of as many whole steps   are dropped
     """
     if saved["order"] != plan.order_settings:  # all epochs are taken to be whole ones, as in `transformers`
         epoch, steps = divmod(global_step, plan.steps_per_epoch)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from common.accelerator.logging import get_logger
 from common.accelerator.utils import is_compiled_module
 from common.nested import leaves
-from common.trainer.batches import call_model, model_inside, parameters, split_labels
+from common.trainer.batches import call_model, model_inside, split_labels
 
 logger = get_logger(__name__)
 
@@ -133,11 +133,6 @@ def takes_any_keyword(function: Callable) -> bool:
     """True for a function with a `**kwargs`."""
     taken = inspect.signature(function).parameters.values()
     return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
-
-
-def takes_count(compute_loss: Callable) -> bool:
-    """True unless it is an override in the style of older tutorials, without the argument `num_items_in_batch`."""
-    return "num_items_in_batch" in parameters(compute_loss) or takes_any_keyword(compute_loss)
 
 
 def takes_loss_keywords(model: nn.Module) -> bool:

@@ -119,7 +119,9 @@ class Trainer:
         self.compute_loss_func = compute_loss_func
         self.model_accepts_loss_kwargs = losses.takes_loss_keywords(model)
         self._loss_shifts_labels = losses.shifts_labels(model)
-        self._compute_loss_takes_count = losses.takes_count(self.compute_loss)
+        # Overrides in the style of older tutorials lack the argument.
+        takes_count = "num_items_in_batch" in batches.parameters(self.compute_loss)
+        self._compute_loss_takes_count = takes_count or losses.takes_any_keyword(self.compute_loss)
 
         # The metrics.
         self.gather_function = self.accelerator.gather_for_metrics
@@ -297,8 +299,7 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                # The loader is no parameter, because overrides have the parameters that the original has. A script that
-                # computes a step without a loader does so on all ranks.
+                # No parameter, because overrides have those of the original. Without a loader, all ranks call this.
                 loader = self.callback_handler.eval_dataloader
                 is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
                 num_items = losses.count_items(self, [inputs], is_collective)

@@ -122,7 +122,7 @@ class TrainingArguments:
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
-        bf16_full_eval, fp16_full_eval: put the model into this precision in an evaluation after training; it stays so.
+        bf16_full_eval, fp16_full_eval: put the model into it for evaluations outside of `train`; it stays so.
         tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
