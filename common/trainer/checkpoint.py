@@ -8,7 +8,7 @@ loader's position, and verifies them all. The Trainer adds `trainer_state.json`,
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from common.accelerator.utils.constants import SAFE_WEIGHTS_NAME
 from common.accelerator.utils.random import get_random_states, set_random_states
 from common.accelerator.utils.weights import under_names_of
 from common.trainer import loading, pretrained
+from common.trainer.progress import Plan
 from common.trainer.trainer_callback import TrainerState
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -87,57 +88,72 @@ def write_model_files(trainer: Any, weights: list[dict], draft: str, calls_save_
         weights.clear()  # The model inside is frozen, and may be large.
 
 
+class ResumePoint(NamedTuple):
+    """The place at which a run goes on, as in `Progress`, and whether it is the one that was saved."""
+
+    epoch: int
+    batches: int
+    is_in_place: bool
+
+
+def find_resume_point(saved: dict[str, Any], global_step: int, plan: Plan) -> ResumePoint:
+    """The place at which a run with this plan goes on; that of the first two rows is *in place*.
+
+    saved                               the run goes on at               gradients and their losses
+    at a step's end                     that place                       are none
+    where an epoch ended or was cut     the next epoch's beginning       of an incomplete window are kept
+    where it was stopped in a step      the beginning of that step       are dropped
+    with another order of samples       the end of as many whole steps   are dropped
+    """
+    if saved["order"] != plan.order_settings:  # all epochs are taken to be whole ones, as in `transformers`
+        epoch, steps = divmod(global_step, plan.steps_per_epoch)
+        return ResumePoint(epoch, steps * plan.accumulation, is_in_place=False)
+    epoch = saved["position"]["epoch"]
+    batches = saved["position"]["batches"]
+    if plan.ends_step(batches):
+        return ResumePoint(epoch, batches, is_in_place=True)
+    return ResumePoint(epoch, batches - batches % plan.accumulation, is_in_place=False)
+
+
 def resume(trainer: Any, folder: str) -> loading.SkippedBatches | None:
     """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-        saved                               the run goes on at               gradients and their losses
-        at a step's end                     that place                       are none
-        where an epoch ended or was cut     the next epoch's beginning       of an incomplete window are kept
-        where it was stopped in a step      the beginning of that step       are dropped
-        with another order of samples       the end of as many whole steps   are dropped
-
-    The first two are *in place*. All take the saved random states, so the third draws other numbers in its step.
-    A prepared loader has a position of its own in a checkpoint. Any other loader, and one that goes back, begins a
-    pass. Within an epoch it does so with the random states of this run's start, because reading draws random numbers
-    too; after the skipped batches come the saved states.
+    A run takes the saved random states, so it draws other numbers in a step that was stopped. A prepared loader has a
+    position of its own in a checkpoint. Any other loader, and one that goes back, begins a pass. Within an epoch it
+    does so with the random states of this run's start, because reading draws random numbers too; after the skipped
+    batches come the saved states.
     """
     accelerator = trainer.accelerator
     progress = trainer.progress
-    plan = progress.plan
     state = run_on_all_ranks(lambda: TrainerState.load_from_json(f"{folder}/{TRAINER_STATE_NAME}"))
     saved = run_on_all_ranks(lambda: json.loads(Path(folder, PROGRESS_NAME).read_text(encoding="utf-8")))
+    point = find_resume_point(saved, state.global_step, progress.plan)
     trainer.state.go_on_from(state)
     trainer.callback_handler.restore(state.stateful_callbacks)
-    position = saved["position"]
-    progress.epoch = position["epoch"]
-    progress.batches = position["batches"]
-    has_same_order = saved["order"] == plan.order_settings
-    is_in_place = has_same_order and plan.ends_step(progress.batches)
-    if not has_same_order:  # all epochs are taken to be whole ones, as in `transformers`
-        progress.epoch, steps_in_epoch = divmod(state.global_step, plan.steps_per_epoch)
-        progress.batches = steps_in_epoch * plan.accumulation
-    elif not is_in_place:
-        progress.batches -= progress.batches % plan.accumulation
-    progress.epoch_ended = position["epoch_ended"]
+    progress.epoch = point.epoch
+    progress.batches = point.batches
+    progress.epoch_ended = saved["position"]["epoch_ended"]
     progress.saved_steps = saved["saved_steps"]
-    progress.loss_log.load_state_dict(saved["loss_log"], accelerator, keeps_gradients=is_in_place)
+    progress.loss_log.load_state_dict(saved["loss_log"], accelerator, keeps_gradients=point.is_in_place)
 
-    def load_adapters(models: list, folder: str) -> None:
-        if has_adapters_alone(trainer.model, folder):
-            pretrained.load_adapters(trainer.model, folder)
-            models.clear()  # the accelerator loads what is left
-
-    loader_goes_on = is_in_place and loading.is_prepared(trainer.train_dataloader)
     states_of_start = get_random_states(accelerator.device)
-    with accelerator.register_load_state_pre_hook(load_adapters):
+    loader_goes_on = point.is_in_place and loading.is_prepared(trainer.train_dataloader)
+    with accelerator.register_load_state_pre_hook(partial(load_adapters, trainer.model)):
         accelerator.load_state(folder, with_loaders=loader_goes_on)
-    if not is_in_place:
+    if not point.is_in_place:
         trainer.model_wrapped.zero_grad()
-    if loader_goes_on or not 0 < progress.batches < plan.batches_per_epoch:
+    if loader_goes_on or not 0 < point.batches < progress.plan.batches_per_epoch:
         return None
     saved_states = get_random_states(accelerator.device)
     set_random_states(accelerator.device, states_of_start)
-    return loading.SkippedBatches(progress.batches, random_states_after=saved_states)
+    return loading.SkippedBatches(point.batches, random_states_after=saved_states)
+
+
+def load_adapters(model: nn.Module, models: list, folder: str) -> None:
+    """Load the weights of a checkpoint that has adapters alone, and leave no `models` to the accelerator."""
+    if has_adapters_alone(model, folder):
+        pretrained.load_adapters(model, folder)
+        models.clear()
 
 
 def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], limit: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from common.accelerator.utils import gather_object, send_to_device
 from common.nested import honor_type, map_nested
-from common.trainer import loading
+from common.trainer import loading, optimization
 from common.trainer.loading import BatchRows
 from common.trainer.training_args import TrainingArguments
 
@@ -81,6 +81,24 @@ def run(trainer: Any, loader: Any, prefix: str, **options: Any) -> EvalLoopOutpu
     num_steps = math.ceil(output.num_samples / samples_per_step)
     output.metrics.update(speed_metrics(prefix, start_time, output.num_samples, num_steps))
     return output
+
+
+def set_up_model(trainer: Any) -> nn.Module:
+    """The trainer's model in the mode and precision of an evaluation, prepared unless a training has done it.
+
+    It is the model without DDP, whose forward may be a collective: some ranks may have fewer batches than others.
+    """
+    model = trainer.model
+    if trainer.progress is None:  # There was no training.
+        trainer.accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
+        model = trainer.accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
+    if trainer.args.fp16_full_eval and not trainer.is_in_train:
+        model.to(torch.float16)  # As in the original, it stays so.
+    elif trainer.args.bf16_full_eval and not trainer.is_in_train:
+        model.to(torch.bfloat16)
+    model.eval()
+    optimization.set_mode(trainer.optimizer, "eval")
+    return model
 
 
 def predict_batches(

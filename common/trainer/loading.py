@@ -11,13 +11,12 @@ In step 2 rank 1 has one *real* sample, 12, and three *repeated* ones, which its
 real sample gives its model the repeated ones, because ranks that share a model compute together; no result keeps them.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from functools import partial
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from common.accelerator import Accelerator, skip_first_batches, utils
 from common.accelerator.data_loader import DataLoaderShard
@@ -25,7 +24,7 @@ from common.accelerator.rows import Entries
 from common.accelerator.sampler import index_sampler_of, sampler_chain
 from common.accelerator.utils.random import set_random_states
 from common.eval_sampler import DistributedEvalSampler
-from common.trainer.batches import first_samples, is_table
+from common.trainer.batches import first_samples
 
 
 def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
@@ -37,41 +36,6 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
 def is_prepared(loader: Any) -> bool:
     """True for a loader of the accelerator: it puts batches on the device, and its position is in checkpoints."""
     return isinstance(loader, DataLoaderShard)
-
-
-def make_loader(
-    trainer: Any,
-    dataset: Any,
-    description: str,
-    batch_size: int,
-    sampler_fn: Callable[[Any], Sampler | None] | None,
-    is_training: bool,
-) -> DataLoader:
-    """The loader that `Trainer._get_dataloader` returns."""
-    args = trainer.args
-    collator = trainer.data_collator
-    if is_table(dataset):
-        dataset = trainer._remove_unused_columns(dataset, description=description)
-    else:
-        collator = trainer._get_collator_with_removed_columns(collator, description=description)
-    settings: dict[str, Any] = {}
-    if not isinstance(dataset, IterableDataset):  # a stream has an order and an end of its own
-        settings["sampler"] = None if sampler_fn is None else sampler_fn(dataset)
-        settings["drop_last"] = is_training and args.dataloader_drop_last
-        if is_training:
-            seeding = {"num_workers": args.dataloader_num_workers, "rank": trainer.accelerator.process_index}
-            settings["worker_init_fn"] = partial(seed_worker, **seeding)
-    loader = DataLoader(
-        dataset,
-        batch_size,
-        collate_fn=collator,
-        num_workers=args.dataloader_num_workers,
-        persistent_workers=args.dataloader_persistent_workers,
-        prefetch_factor=args.dataloader_prefetch_factor,
-        pin_memory=args.dataloader_pin_memory and trainer.accelerator.device.type != "cpu",
-        **settings,
-    )
-    return trainer.accelerator.prepare_data_loader(loader)
 
 
 def deal_out(loader: Any, accelerator: Accelerator) -> Any:
@@ -87,11 +51,6 @@ def deal_out(loader: Any, accelerator: Accelerator) -> Any:
         if isinstance(sampler, DistributedSampler | DistributedEvalSampler):
             return loader
     return accelerator.prepare_data_loader(loader)
-
-
-def all_ranks_have_samples(loader: Any) -> bool:
-    """True in a step in which each rank has a full batch. A script that computes it without a loader does so on all."""
-    return loader is None or (is_prepared(loader) and loader.short_step is None)
 
 
 def length_of(data: Any) -> int | None:

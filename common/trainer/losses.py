@@ -1,9 +1,9 @@
 """The loss of a micro-batch, and the number of items in a step that it may be divided by."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from common.accelerator.logging import get_logger
 from common.accelerator.utils import is_compiled_module
 from common.nested import leaves
-from common.trainer.batches import call_model, model_inside, parameters, split_labels
+from common.trainer.batches import call_model, model_inside, split_labels
 
 logger = get_logger(__name__)
 
@@ -44,24 +44,35 @@ def count_items(trainer: Any, window: list[Any], is_collective: bool = True) -> 
     return of_ranks.sum().to(torch.get_default_dtype())
 
 
-def is_mean(trainer: Any, num_items: Tensor | None) -> bool:
-    """True if `compute_loss` returns a mean, which has to be divided by the number of micro-batches in the step.
+class LossScale(NamedTuple):
+    """The factors of a loss: `compute_loss` multiplies it by `ranks`, `training_step` divides it by `micro_batches`."""
+
+    ranks: int
+    micro_batches: int
+
+
+def loss_scale(trainer: Any, num_items: Tensor | None) -> LossScale:
+    """The factors that make a loss the share of its micro-batch in the loss of the step; the others are 1.
 
     `num_items` is the number of labels in the whole step, or None. A function is a `compute_loss_func`:
 
-        the loss comes from         for a batch with labels    divided    without labels     divided
-        a model without **kwargs    a mean                     yes        a mean             yes
-        a model with **kwargs       sum / num_items * ranks    no         a mean             yes
-        a function                  sum / num_items * ranks    no         what it returns    no
+        the loss comes from         for a batch with labels    factor           without labels     factor
+        a model without **kwargs    a mean                     micro_batches    a mean             micro_batches
+        a model with **kwargs       sum / num_items            ranks            a mean             micro_batches
+        a function                  sum / num_items            ranks            what it returns    -
 
-    The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override returns the same, or a
-    mean if it lacks the argument `num_items_in_batch`. `loss_is_scaled_for_ga` overrules all of this.
+    The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override of `compute_loss`
+    multiplies by it too, or returns a mean if it lacks the argument `num_items_in_batch`. By `loss_is_scaled_for_ga` a
+    subclass says whether training_step is to leave its loss alone.
     """
+    is_divided = num_items is not None and takes_num_items(trainer)
+    is_mean = not is_divided and trainer.compute_loss_func is None
     if trainer.loss_is_scaled_for_ga is not None:
-        return not trainer.loss_is_scaled_for_ga
-    if not trainer._compute_loss_takes_count:
-        return True
-    return trainer.compute_loss_func is None and (num_items is None or not trainer.model_accepts_loss_kwargs)
+        is_mean = not trainer.loss_is_scaled_for_ga
+    elif not trainer._compute_loss_takes_count:
+        is_mean = True
+    ranks = trainer.accelerator.num_processes if is_divided else 1
+    return LossScale(ranks, trainer.current_gradient_accumulation_steps if is_mean else 1)
 
 
 def call_compute_loss(trainer: Any, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:
@@ -73,29 +84,55 @@ def call_compute_loss(trainer: Any, model: nn.Module, inputs: Any, num_items: Te
 
 
 def forward(trainer: Any, model: nn.Module, inputs: Any, num_items: Tensor | None) -> Any:
-    """The outputs of a model, which is given `num_items` if it takes it; the first step checks that it uses it."""
+    """The outputs of a model, which is given `num_items` if it takes it."""
     if num_items is None or not trainer.model_accepts_loss_kwargs:
         return call_model(model, inputs)
-    shares_of_step = trainer.accelerator.num_processes * trainer.current_gradient_accumulation_steps
-    is_first_step = model.training and trainer.state.global_step == 0 and trainer.compute_loss_func is None
-    check: AbstractContextManager = nullcontext()
-    if is_first_step and shares_of_step > 1:
-        # Within the check, torch would compile a model for this step alone, and once more for all others.
-        is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
-        check = nullcontext() if is_compiled else WarnIfUnused(num_items, shares_of_step)
-    with check:
+    is_first_step = model.training and trainer.state.global_step == 0
+    with warn_if_unused(trainer, model, num_items) if is_first_step else nullcontext():
         return call_model(model, inputs, num_items_in_batch=num_items)
+
+
+@contextmanager
+def warn_if_unused(trainer: Any, model: nn.Module, num_items: Tensor) -> Iterator[None]:
+    """A block in which a model is given `num_items`. It warns if nothing is computed with it, or read from it.
+
+    A `**kwargs` does not tell whether a model divides its loss by it. If it does not, each share of the step is a mean,
+    and no error shows that their sum is too large.
+    """
+    shares_of_step = trainer.accelerator.num_processes * trainer.current_gradient_accumulation_steps
+    # Within the check, torch would compile a model for this step alone, and once more for all others.
+    is_compiled = any(is_compiled_module(module) or module._compiled_call_impl for module in model.modules())
+    if trainer.compute_loss_func is not None or shares_of_step == 1 or is_compiled:
+        yield
+        return
+    with NotesUse(num_items) as notes:
+        yield
+    if not notes.is_used:
+        logger.warning_once(
+            f"the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is {shares_of_step} "
+            "times too large, and gradients are too. Set accepts_loss_kwargs = False on the model"
+        )
+
+
+class NotesUse(TorchFunctionMode):
+    """A block that notes whether a tensor is an argument of a function of torch."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+        self.is_used = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_argument = any(leaf is self.tensor for leaf in leaves((args, kwargs or {})))
+        if is_argument and func.__name__ != "__get__":  # DDP asks for its device, which is no use
+            self.is_used = True
+        return func(*args, **(kwargs or {}))
 
 
 def takes_any_keyword(function: Callable) -> bool:
     """True for a function with a `**kwargs`."""
     taken = inspect.signature(function).parameters.values()
     return any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in taken)
-
-
-def takes_count(compute_loss: Callable) -> bool:
-    """True unless it is an override in the style of older tutorials, without the argument `num_items_in_batch`."""
-    return "num_items_in_batch" in parameters(compute_loss) or takes_any_keyword(compute_loss)
 
 
 def takes_loss_keywords(model: nn.Module) -> bool:
@@ -137,32 +174,3 @@ def count_labels(batch: Any, shifted: bool = False) -> Tensor | None:
     elif shifted and isinstance(labels, Tensor):
         labels = labels[..., 1:]
     return labels.ne(-100).sum() if isinstance(labels, Tensor) else None
-
-
-class WarnIfUnused(TorchFunctionMode):
-    """A block in which a model is given `num_items`. It warns if nothing is computed with it, or read from it.
-
-    A `**kwargs` does not tell whether a model divides its loss by it. If it does not, each share of the step
-    is a mean, and no error shows that their sum is `shares_of_step` times too large.
-    """
-
-    def __init__(self, num_items: Tensor, shares_of_step: int) -> None:
-        super().__init__()
-        self.num_items = num_items
-        self.shares_of_step = shares_of_step
-        self.is_used = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        is_argument = any(leaf is self.num_items for leaf in leaves((args, kwargs or {})))
-        if is_argument and func.__name__ != "__get__":  # DDP asks for its device, which is no use
-            self.is_used = True
-        return func(*args, **(kwargs or {}))
-
-    def __exit__(self, error_type: Any, error: Any, traceback: Any) -> None:
-        super().__exit__(error_type, error, traceback)
-        if error is None and not self.is_used:
-            logger.warning_once(
-                "the model takes num_items_in_batch, in its **kwargs, and does not use it: its loss is "
-                f"{self.shares_of_step} times too large, and gradients are too. "
-                "Set accepts_loss_kwargs = False on the model"
-            )

@@ -27,24 +27,12 @@ OPTIMIZERS = {
 _WITHOUT_DECAY = re.compile(r"bias|layernorm|rmsnorm|(^|\.|_)norm($|\.)")
 
 
-def make_optimizer(model: nn.Module, args: Any, decay_names: Collection[str]) -> Optimizer:
-    """The optimizer `args.optim`, in two parameter groups: `decay_names` get `args.weight_decay`, the others none."""
+def parameter_groups(model: nn.Module, decay_names: Collection[str], weight_decay: float) -> list[dict[str, Any]]:
+    """The parameters to train, in two groups: those of `decay_names` get `weight_decay`, the others none."""
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     with_decay = [parameter for name, parameter in trainable if name in decay_names]
     without_decay = [parameter for name, parameter in trainable if name not in decay_names]
-    groups = [{"params": with_decay, "weight_decay": args.weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
-    optimizer_class, arguments = optimizer_class_and_arguments(args)
-    return optimizer_class(groups, **arguments)
-
-
-def optimizer_class_and_arguments(args: Any) -> tuple[type[Optimizer], dict[str, Any]]:
-    """The class of `args.optim`, and the arguments that all parameter groups share."""
-    arguments: dict[str, Any] = {"lr": args.learning_rate}
-    if OPTIMIZERS[args.optim] is torch.optim.AdamW:
-        arguments |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    if args.optim == "adamw_torch_fused":
-        arguments["fused"] = True
-    return OPTIMIZERS[args.optim], arguments
+    return [{"params": with_decay, "weight_decay": weight_decay}, {"params": without_decay, "weight_decay": 0.0}]
 
 
 def decay_parameter_names(model: nn.Module) -> list[str]:

@@ -49,11 +49,8 @@ def configure_process(args: TrainingArguments) -> None:
 
 def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     config: Any = args.accelerator_config
-    dataloader_config = utils.DataLoaderConfiguration(
-        **asdict(config),
-        data_seed=args.data_seed,
-        use_stateful_dataloader=True,  # a checkpoint within an epoch holds the position
-    )
+    # It is stateful, because a checkpoint within an epoch holds the position.
+    stateful = utils.DataLoaderConfiguration(**asdict(config), data_seed=args.data_seed, use_stateful_dataloader=True)
     finds_unused = args.ddp_find_unused_parameters
     if finds_unused is None:
         # The graph that DDP walks through has gaps where activations are computed again.
@@ -64,7 +61,7 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
         fsdp_plugin=args.make_fsdp_plugin(),
         # The Trainer counts the micro-batches of a step itself.
         gradient_accumulation_plugin=utils.GradientAccumulationPlugin(num_steps=1),
-        dataloader_config=dataloader_config,
+        dataloader_config=stateful,
         kwargs_handlers=[
             utils.DistributedDataParallelKwargs(find_unused_parameters=finds_unused),
             utils.InitProcessGroupKwargs(timeout=args.ddp_timeout_delta),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import utils
 from common.accelerator.state import do_nothing
@@ -57,14 +57,18 @@ class Trainer:
     deepspeed = None
     is_deepspeed_enabled = False
     label_smoother = None
+    optimizer_cls_and_kwargs = None
     hp_search_backend = None
     can_return_loss = False
     is_fsdp_xla_v2_enabled = False
     is_distributed_loading_by_transformers = False
+    store_flos = staticmethod(do_nothing)
+    _issue_warnings_after_load = staticmethod(do_nothing)
+    autocast_smart_context_manager = staticmethod(nullcontext)
     _memory_tracker = SimpleNamespace(start=do_nothing, stop_and_update_metrics=do_nothing)
 
     # Of the training under way, or of the last one. `train` makes it anew, as it does `state`, which callbacks see.
-    progress: Progress
+    progress: Progress | None = None
     # The micro-batches of the present step. `training_step` divides by their number, and overrides read it.
     current_gradient_accumulation_steps: int = 1
     is_in_train: bool = False
@@ -115,9 +119,12 @@ class Trainer:
         self.compute_loss_func = compute_loss_func
         self.model_accepts_loss_kwargs = losses.takes_loss_keywords(model)
         self._loss_shifts_labels = losses.shifts_labels(model)
-        self._compute_loss_takes_count = losses.takes_count(self.compute_loss)
+        # Overrides in the style of older tutorials lack the argument.
+        takes_count = "num_items_in_batch" in batches.parameters(self.compute_loss)
+        self._compute_loss_takes_count = takes_count or losses.takes_any_keyword(self.compute_loss)
 
         # The metrics.
+        self.gather_function = self.accelerator.gather_for_metrics
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
 
@@ -278,8 +285,7 @@ class Trainer:
         empty_cache_steps = self.args.torch_empty_cache_steps
         if empty_cache_steps is not None and self.state.global_step % empty_cache_steps == 0:
             utils.clear_device_cache()
-        if losses.is_mean(self, num_items_in_batch):
-            loss = loss / self.current_gradient_accumulation_steps
+        loss = loss / losses.loss_scale(self, num_items_in_batch).micro_batches
         self.accelerator.backward(loss)
         return loss.detach()
 
@@ -293,8 +299,9 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                # The loader is no parameter, because overrides have the parameters that the original has.
-                is_collective = loading.all_ranks_have_samples(self.callback_handler.eval_dataloader)
+                # No parameter, because overrides have those of the original. Without a loader, all ranks call this.
+                loader = self.callback_handler.eval_dataloader
+                is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
                 num_items = losses.count_items(self, [inputs], is_collective)
                 loss, outputs = losses.call_compute_loss(self, model, inputs, num_items, return_outputs=True)
                 loss = loss.detach().mean()
@@ -311,7 +318,7 @@ class Trainer:
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs). `losses.is_mean` says what an override returns."""
+        """The scalar loss of a batch, or (loss, outputs). `losses.loss_scale` says what an override returns."""
         if self.compute_loss_func is None:
             outputs = losses.forward(self, model, inputs, num_items_in_batch)
             loss = losses.get_loss(outputs)
@@ -319,8 +326,7 @@ class Trainer:
             inputs, labels = batches.split_labels(inputs)
             outputs = losses.forward(self, model, inputs, num_items_in_batch)
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        if num_items_in_batch is not None and losses.takes_num_items(self):
-            loss = loss * self.accelerator.num_processes
+        loss = loss * losses.loss_scale(self, num_items_in_batch).ranks
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> AbstractContextManager:
@@ -356,10 +362,8 @@ class Trainer:
         """
         if self.train_dataset is None:
             raise ValueError("a training needs a train_dataset")
-        sampler_fn = self._get_train_sampler
-        return self._get_dataloader(
-            self.train_dataset, "Training", self._train_batch_size, sampler_fn, is_training=True
-        )
+        sampler = self._get_train_sampler
+        return self._get_dataloader(self.train_dataset, "Training", self._train_batch_size, sampler, is_training=True)
 
     def get_eval_dataloader(self, eval_dataset: Dataset | str | None = None) -> DataLoader:
         """The loader of this rank's share of an evaluation set, in order: a dataset, or the key of one of several.
@@ -387,11 +391,31 @@ class Trainer:
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> DataLoader:
-        """A prepared loader as the arguments say, without columns that the model does not take.
-
-        `dataloader_key` is for overrides.
-        """
-        return loading.make_loader(self, dataset, description, batch_size, sampler_fn, is_training)
+        """A prepared loader, without columns that the model does not take; `dataloader_key` is for overrides."""
+        args = self.args
+        collator = self.data_collator
+        if batches.is_table(dataset):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            collator = self._get_collator_with_removed_columns(collator, description=description)
+        settings: dict[str, Any] = {}
+        if not isinstance(dataset, IterableDataset):  # a stream has an order and an end of its own
+            settings["sampler"] = None if sampler_fn is None else sampler_fn(dataset)
+            settings["drop_last"] = is_training and args.dataloader_drop_last
+            if is_training:
+                seeding = {"num_workers": args.dataloader_num_workers, "rank": self.accelerator.process_index}
+                settings["worker_init_fn"] = partial(loading.seed_worker, **seeding)
+        loader = DataLoader(
+            dataset,
+            batch_size,
+            collate_fn=collator,
+            num_workers=args.dataloader_num_workers,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            pin_memory=args.dataloader_pin_memory and self.accelerator.device.type != "cpu",
+            **settings,
+        )
+        return self.accelerator.prepare_data_loader(loader)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         """The sampler of the training set, a random one; None, for the order that it has, if it has no length."""
@@ -441,13 +465,21 @@ class Trainer:
         if self.optimizer is None:
             model = self.model if model is None else model
             decay_names = set(self.get_decay_parameter_names(model))
-            self.optimizer = optimization.make_optimizer(model, self.args, decay_names)
+            groups = optimization.parameter_groups(model, decay_names, self.args.weight_decay)
+            optimizer_class, arguments = self.get_optimizer_cls_and_kwargs(self.args, model)
+            self.optimizer = optimizer_class(groups, **arguments)
         return self.optimizer
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[type, dict]:
         """The class of the optimizer that `args` name, and its arguments but the parameters. `model` has no effect."""
-        return optimization.optimizer_class_and_arguments(args)
+        optimizer_class = optimization.OPTIMIZERS[args.optim]
+        arguments: dict[str, Any] = {"lr": args.learning_rate}
+        if optimizer_class is torch.optim.AdamW:
+            arguments |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+        if args.optim == "adamw_torch_fused":
+            arguments["fused"] = True
+        return optimizer_class, arguments
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of the parameters that get weight decay, in `model.named_parameters`."""
@@ -480,23 +512,14 @@ class Trainer:
 
         `description` is "Evaluation" or "Prediction", for overrides; `prediction_loss_only` by default as `args` say.
         """
-        accelerator = self.accelerator
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
         if dataloader is not self.train_dataloader:
-            accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
+            self.accelerator.forget_loader(dataloader)  # checkpoints hold the position in the training set alone
         self.callback_handler.eval_dataloader = dataloader
-        # DDP's forward may be a collective, and some ranks may have fewer batches: they use the model without DDP.
-        model = self.model
-        if self.train_dataloader is None:  # `train` has not been called
-            accelerator.forget_model(model)  # another Trainer may have prepared it in another precision
-            model = accelerator.prepare_model(model, evaluation_mode=True)  # compiled, if the arguments say so
-        if not self.is_in_train and self.args.full_eval_dtype is not None:
-            model.to(self.args.full_eval_dtype)  # As in the original, it stays so.
-        model.eval()
-        optimization.set_mode(self.optimizer, "eval")
+        model = evaluation.set_up_model(self)
         results = evaluation.predict_batches(self, model, dataloader, prediction_loss_only, ignore_keys)
-        gathered = evaluation.gather_batches(evaluation.to_host(results, accelerator.device))
+        gathered = evaluation.gather_batches(evaluation.to_host(results, self.accelerator.device))
         return evaluation.summarize(gathered, self.compute_metrics, self.args, f"{metric_key_prefix}_")
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
@@ -545,15 +568,10 @@ class Trainer:
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model
 
-    def store_flos(self) -> None:
-        """Do nothing: no operations are counted."""
-
     def num_examples(self, dataloader: DataLoader) -> int:
         """The samples of a loader, or an estimate where its data set does not say it."""
         num_samples = loading.length_of(getattr(dataloader, "dataset", None))
-        if num_samples is None:
-            return len(dataloader) * self.args.per_device_train_batch_size
-        return num_samples
+        return len(dataloader) * self.args.per_device_train_batch_size if num_samples is None else num_samples
 
     def get_num_trainable_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)

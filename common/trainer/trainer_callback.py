@@ -188,6 +188,10 @@ class CallbackHandler:
         """Tell that an evaluation is done, from an override of the Trainer's `evaluate`."""
         return self.call_event("on_evaluate", args, state, control, metrics=metrics)
 
+    def on_prediction_step(self, args, state, control):
+        """Tell that a batch of an evaluation is done, from a copy of the original's `evaluation_loop`."""
+        return self.call_event("on_prediction_step", args, state, control)
+
     def add_callback(self, callback: Any) -> None:
         """Add a callback, or a new instance of a callback class. During an event, it gets that event too."""
         self.callbacks.append(callback() if isinstance(callback, type) else callback)

@@ -29,17 +29,18 @@ def run_training(trainer: Any, folder: str | None) -> evaluation.TrainOutput:
     first_step = trainer.state.global_step
 
     trainer.call_event("on_train_begin")
-    # As in `transformers`, a new run makes a step even if a callback stops it in on_train_begin.
-    is_over = folder is not None and (trainer.control.should_training_stop or first_step >= trainer.state.max_steps)
     progress = trainer.progress
-    if is_over:
+    # As in `transformers`, a new run makes a step even if a callback stops it in on_train_begin.
+    if folder is not None and (trainer.control.should_training_stop or first_step >= trainer.state.max_steps):
         trainer.control.should_training_stop = True
         if not progress.epoch_ended:  # the run was killed before its last epoch was evaluated and saved
             end_epoch(trainer)
-    while not is_over and progress.epoch < progress.plan.num_epochs:
+        return finish(trainer, start_time, first_step)
+    while progress.epoch < progress.plan.num_epochs:
         train_epoch(trainer, skipped)
         skipped = None
-        is_over = trainer.control.should_training_stop
+        if trainer.control.should_training_stop:
+            break
     return finish(trainer, start_time, first_step)
 
 

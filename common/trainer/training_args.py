@@ -68,13 +68,16 @@ def is_steps(value: Any) -> bool:
     return 0 < value < 1 or is_count(value)
 
 
-def is_not_negative(value: Any) -> bool:
-    return value >= 0
-
-
-def is_number(value: Any) -> bool:
-    return not math.isnan(value)
-
+# The settings that are numbers, where they are not None: their names, a check, and what it asks for.
+NUMBERS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("per_device_train_batch_size", "per_device_eval_batch_size"), is_count, "whole, above 0"),
+    (("gradient_accumulation_steps", "save_total_limit", "torch_empty_cache_steps"), is_count, "whole, above 0"),
+    (("logging_steps", "save_steps"), is_steps, "whole and above 0, or a share below 1"),
+    (("eval_steps", "warmup_steps"), lambda value: value == 0 or is_steps(value), "whole, or a share below 1"),
+    (("learning_rate", "weight_decay", "eval_delay", "num_train_epochs"), lambda value: value >= 0, "0 or more"),
+    (("max_grad_norm",), lambda value: not math.isnan(value), "a number"),
+    (("max_steps",), lambda value: value == -1 or is_count(value), "whole and above 0, or -1 for no limit"),
+)
 
 # Lets `HfArgumentParser` take a flag without a value.
 FLAG = {"nargs": "?", "const": True}
@@ -119,8 +122,7 @@ class TrainingArguments:
         remove_unused_columns: from samples that are dicts, drop keys that are neither parameters of the model's
             `forward` nor labels.
         dataloader_drop_last: drop each epoch's last batch if it is smaller. Evaluation never drops a sample.
-        bf16_full_eval, fp16_full_eval: put the model into this precision for evaluations, but not during a training.
-            As in the original it stays so.
+        bf16_full_eval, fp16_full_eval: put the model into it for evaluations outside of `train`; it stays so.
         tf32: multiply float32 matrices on GPUs in TensorFloat-32 (True) or not (False); by default as torch is set.
         activation_checkpointing, gradient_checkpointing: by either name, let the model compute activations again in
             the backward pass, by its method `activation_checkpointing_enable` or `gradient_checkpointing_enable`.
@@ -233,6 +235,15 @@ class TrainingArguments:
     use_liger_kernel: bool = False
     push_to_hub: bool = False
 
+    # No settings, but copies of the original's methods ask for these.
+    batch_eval_metrics = False
+    dataloader_in_order = True
+    dataloader_multiprocessing_context = None
+    include_for_metrics = ()
+    include_num_input_tokens_seen = "no"
+    optim_args = None
+    train_sampling_strategy = "random"
+
     def __post_init__(self) -> None:
         self._read_json()
         self._complete_output()
@@ -304,27 +315,15 @@ class TrainingArguments:
             setattr(self, name, Choice(getattr(value, "value", value)))
 
     def _check_numbers(self) -> None:
-        per_step = ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps")
-        for name in (*per_step, "save_total_limit", "torch_empty_cache_steps"):
-            self._check_number(name, is_count, "whole, above 0")
+        for names, is_allowed, description in NUMBERS:
+            for name in names:
+                is_overridden = name == "num_train_epochs" and self.max_steps != -1
+                if getattr(self, name) is not None and not is_overridden:
+                    self._check_number(name, is_allowed, description)
         self.gradient_accumulation_steps = int(self.gradient_accumulation_steps)  # it may be 2.0
-        for name in ("logging_steps", "save_steps"):
-            self._check_number(name, is_steps, "whole and above 0, or a share below 1")
-        for name in ("eval_steps", "warmup_steps"):
-            if getattr(self, name) != 0:
-                self._check_number(name, is_steps, "whole, or a share below 1")
-        for name in ("learning_rate", "weight_decay", "eval_delay"):
-            self._check_number(name, is_not_negative, "0 or more")
-        self._check_number("max_grad_norm", is_number, "a number")
-        if self.max_steps == -1:
-            self._check_number("num_train_epochs", is_not_negative, "0 or more")
-        else:  # this overrides the epochs, whatever they are
-            self._check_number("max_steps", is_count, "whole and above 0, or -1 for no limit")
 
     def _check_number(self, name: str, is_allowed: Callable[[Any], bool], description: str) -> None:
         value = getattr(self, name)
-        if value is None:  # some settings may be left out
-            return
         try:
             is_right = is_allowed(value)
         except (TypeError, ValueError):  # it is a text
@@ -368,18 +367,16 @@ class TrainingArguments:
         if not self.fsdp:
             return None
         settings: dict[str, Any] = {"fsdp_version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
-        options: dict[str, dict[str, Any]] = {
-            "full_shard": {"reshard_after_forward": True},
-            "shard_grad_op": {"reshard_after_forward": False},
-            "auto_wrap": {},
-        }
+        reshards_by_word = {"full_shard": True, "shard_grad_op": False}
         words: Any = [] if self.fsdp is True else self.fsdp
         if isinstance(words, str):
             words = words.split()
         for word in words:
-            if word not in options:
-                raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {', '.join(options)}")
-            settings |= options[word]
+            if word in reshards_by_word:
+                settings["reshard_after_forward"] = reshards_by_word[word]
+            elif word != "auto_wrap":
+                known = "full_shard, shard_grad_op, auto_wrap"
+                raise ValueError(f"fsdp is {self.fsdp!r} but must be True, or of the words {known}")
         # The plugin has other names for these.
         names = {"version": "fsdp_version", "transformer_layer_cls_to_wrap": "transformer_cls_names_to_wrap"}
         config: Any = self.fsdp_config or {}
@@ -473,13 +470,6 @@ class TrainingArguments:
     @property
     def ddp_timeout_delta(self) -> timedelta:
         return timedelta(seconds=self.ddp_timeout)
-
-    @property
-    def full_eval_dtype(self) -> torch.dtype | None:
-        """That in which evaluations outside of a training compute; None for the model's own."""
-        if self.fp16_full_eval:
-            return torch.float16
-        return torch.bfloat16 if self.bf16_full_eval else None
 
     @property
     def best_metric_key(self) -> str | None:

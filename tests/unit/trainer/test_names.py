@@ -1,5 +1,6 @@
 """The names that scripts and overrides read from transformers' Trainer: there with the same values, or on the page."""
 
+import importlib
 import os
 import re
 from dataclasses import fields
@@ -13,11 +14,12 @@ from safetensors.torch import load_file
 
 from common import ladder, trainer
 from common.accelerator import PartialState
+from common.processes import ranks
 from common.trainer.setup import NEVER_CALLED
-from tests.bits import with_digests
-from tests.states import forget_states
+from tests.bits import differences, with_digests
+from tests.states import forget_states, on_a_rank
 from tests.toys import Net, Points
-from tests.unit.trainer.both import end, make, same_on_both
+from tests.unit.trainer.both import LIBRARIES, end, make, same_on_both
 from tests.unit.trainer.toy import make_trainer
 
 pytestmark = pytest.mark.usefixtures("transformers")
@@ -87,19 +89,56 @@ def test_a_script_puts_functions_in_the_places_of_methods(tmp_path):
     "names",
     [
         ["training_step", "_prepare_inputs", "_prepare_input", "_get_num_items_in_batch"],
+        ["compute_loss", "compute_loss_context_manager", "log", "_load_best_model"],
         ["prediction_step", "_prepare_context_parallel_inputs"],
         ["get_train_dataloader", "get_eval_dataloader"],
+        ["_get_dataloader", "_get_train_sampler", "_get_eval_sampler"],
+        ["create_optimizer", "get_optimizer_cls_and_kwargs", "get_decay_parameter_names"],
+        ["evaluation_loop"],
     ],
 )
 def test_a_subclass_copies_methods_of_the_original(tmp_path, names, transformers):
     def script(library, folder):
-        copies = {name: getattr(transformers.Trainer, name) for name in names}
+        copies = {name: vars(transformers.Trainer)[name] for name in names}
         Own = type("Own", (library.Trainer,), copies)
-        trainer = make(library, folder, trainer_class=Own, eval_strategy="epoch", torch_empty_cache_steps=2)
+        saving = {"save_strategy": "epoch", "load_best_model_at_end": True}
+        trainer = make(library, folder, trainer_class=Own, eval_strategy="epoch", torch_empty_cache_steps=2, **saving)
         trainer.train()
         return end(trainer)
 
     same_on_both(script, tmp_path)
+
+
+def train_and_evaluate(library, folder, settings) -> tuple:
+    trainer = make(library, folder, eval_strategy="epoch", save_strategy="epoch", **settings)
+    trainer.train()
+    trained = end(trainer)
+    trainer.evaluate()
+    saved = load_file(f"{folder}/checkpoint-{trainer.state.global_step}/model.safetensors")
+    return trained, end(trainer), with_digests(saved), any(Path(folder).rglob("optimizer.*"))
+
+
+@on_a_rank
+def train_on_a_rank(name, folder, settings) -> tuple:
+    return train_and_evaluate(importlib.import_module(name), str(folder / name), settings)
+
+
+SETTINGS = [{"torch_empty_cache_steps": 2}, {"bf16": True, "bf16_full_eval": True}, {"save_only_model": True}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_settings_of_memory_end_with_the_bits_of_the_original(settings, tmp_path):
+    trained, evaluated, _, has_optimizer = same_on_both(train_and_evaluate, tmp_path, settings)
+    assert (trained["weights"] != evaluated["weights"]) == ("bf16_full_eval" in settings)
+    assert has_optimizer == ("save_only_model" not in settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_settings_of_memory_end_with_the_bits_of_the_original_on_two_processes(settings, tmp_path):
+    offline = {"HF_HUB_OFFLINE": "1"}
+    outcomes = [ranks(2).run(train_on_a_rank, name, tmp_path, settings, environment=offline) for name in LIBRARIES]
+    assert list(differences(*outcomes)) == []
 
 
 def test_what_is_overridden_in_vain_is_named(tmp_path, caplog):
