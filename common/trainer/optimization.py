@@ -10,17 +10,17 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+# Names of classes in `torch.optim`, where a script may have replaced them.
 OPTIMIZERS = {
-    "adamw_torch": torch.optim.AdamW,
-    "adamw_torch_fused": torch.optim.AdamW,
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "rmsprop": torch.optim.RMSprop,
+    "adamw_torch": "AdamW",
+    "adamw_torch_fused": "AdamW",
+    "sgd": "SGD",
+    "adagrad": "Adagrad",
+    "rmsprop": "RMSprop",
 }
 
 # Biases and normalisation layers, by the names of their parameters.

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from common.accelerator import utils
+from common.accelerator.logging import get_logger
 from common.accelerator.state import do_nothing
 from common.files import write_atomically
 from common.trainer import batches, checkpoint, evaluation, loading, losses, optimization, pretrained, reporting
@@ -25,6 +26,8 @@ from common.trainer.setup import configure_process, make_accelerator, warn_of_va
 from common.trainer.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl, TrainerState, as_json
 from common.trainer.training import run_training
 from common.trainer.training_args import TrainingArguments
+
+logger = get_logger(__name__)  # Scripts import it.
 
 
 class Trainer:
@@ -473,13 +476,13 @@ class Trainer:
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[type, dict]:
         """The class of the optimizer that `args` name, and its arguments but the parameters. `model` has no effect."""
-        optimizer_class = optimization.OPTIMIZERS[args.optim]
+        class_name = optimization.OPTIMIZERS[args.optim]
         arguments: dict[str, Any] = {"lr": args.learning_rate}
-        if optimizer_class is torch.optim.AdamW:
+        if class_name == "AdamW":
             arguments |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         if args.optim == "adamw_torch_fused":
             arguments["fused"] = True
-        return optimizer_class, arguments
+        return getattr(torch.optim, class_name), arguments
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """The names of the parameters that get weight decay, in `model.named_parameters`."""
@@ -534,9 +537,9 @@ class Trainer:
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save everything that the run needs to go on; `model` and `trial` are for overrides. All ranks call this."""
-        methods = [getattr(method, "__func__", None) for method in (self.save_model, self._save)]
+        methods = tuple(getattr(method, "__func__", None) for method in (self.save_model, self._save))
         # Functions that a subclass or a script has put in their places write files of their own.
-        is_replaced = methods != [Trainer.save_model, Trainer._save]
+        is_replaced = methods != self._own_saves
         checkpoint.save(self, self._get_output_dir(trial=trial), calls_save_model=is_replaced)
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -554,6 +557,8 @@ class Trainer:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.accelerator.save(weights, f"{folder}/model.safetensors", safe_serialization=True)
         pretrained.save(self, model, folder, weights)
+
+    _own_saves = (save_model, _save)  # A script may replace the methods of this class too.
 
     def _load_best_model(self) -> None:
         """Load the weights of `state.best_model_checkpoint`. All ranks call this."""

@@ -59,14 +59,15 @@ def set_up(trainer: Any) -> None:
     trainer.train_dataloader = loading.deal_out(trainer.get_train_dataloader(), accelerator)
     plan = make_plan(args, trainer.train_dataloader, accelerator.num_processes)
     trainer.progress = Progress(plan, LossLog(accelerator.device))
-    trainer.state = TrainerState(
+    state = TrainerState(
         max_steps=plan.max_steps,
         num_train_epochs=plan.num_epochs,
         train_batch_size=args.per_device_train_batch_size,
         is_local_process_zero=accelerator.is_local_main_process,
         is_world_process_zero=accelerator.is_main_process,
     )
-    resolve_intervals(args, trainer.state)
+    resolve_intervals(args, state)
+    trainer.state = state  # Not before: if the settings are refused, the state of the last training stays.
 
     if trainer._created_lr_scheduler:
         trainer.lr_scheduler = None

@@ -141,6 +141,24 @@ def test_settings_of_memory_end_with_the_bits_of_the_original_on_two_processes(s
     assert list(differences(*outcomes)) == []
 
 
+def test_a_script_replaces_methods_of_the_class_and_a_class_of_torch(tmp_path):
+    class Own(torch.optim.AdamW):
+        pass
+
+    def script(library, folder):
+        def save(trainer, output_dir=None, state_dict=None):
+            calls.append(type(trainer.optimizer.optimizer).__name__)
+            original(trainer, output_dir, state_dict)
+
+        calls = []
+        original = library.Trainer._save
+        with mock.patch.object(library.Trainer, "_save", save), mock.patch("torch.optim.AdamW", Own):
+            make(library, folder, save_strategy="epoch", optim="adamw_torch").train()
+        return calls
+
+    assert same_on_both(script, tmp_path) == ["Own", "Own"]
+
+
 def test_what_is_overridden_in_vain_is_named(tmp_path, caplog):
     class Own(trainer.Trainer):
         _maybe_log_save_evaluate = None
