@@ -111,7 +111,7 @@ def without_known_differences(script: Script) -> Script:
         changed.dispatch_batches = False
     if dispatches(changed):
         # On several processes the original skips the main process's batches in place of steps. Ours:
-        # `test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps`.
+        # `test_a_dispatching_loader_continues_where_a_checkpoint_was_made_and_skips_whole_steps`.
         if script.processes > 1 or script.sampler == "lists":
             last.skip = 0
         # The original crashes where no step is left. These samples make a whole step more than are skipped, also where
