@@ -126,13 +126,8 @@ def test_a_single_tensor_can_be_clipped_as_torch_allows():
     assert model.weight.grad.norm() == pytest.approx(1.0)
 
 
-class Joined(NamedTuple):
-    batches: int  # Of five, on this process.
-    weight: float
-    length_afterwards: int
-
-
 def train_on_uneven_inputs(accelerator):
+    """The number of batches that this process had, of five, the weight, and the loader's length afterwards."""
     model = torch.nn.Linear(1, 1)
     torch.nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -145,14 +140,13 @@ def train_on_uneven_inputs(accelerator):
             optimizer.step()
             optimizer.zero_grad()
             batches += 1
-    return Joined(batches, model.module.weight.item(), length_afterwards=len(loader))
+    return batches, model.module.weight.item(), len(loader)
 
 
 def test_uneven_inputs_can_be_joined_on_gloo():
     # https://github.com/huggingface/accelerate/pull/820: there it has no effect but on several GPUs.
     last_step_counts_half = pytest.approx(-0.25)
-    one, two = on_ranks(2, train_on_uneven_inputs)
-    assert one == Joined(3, last_step_counts_half, 3) and two == Joined(2, last_step_counts_half, 3)
+    assert on_ranks(2, train_on_uneven_inputs) == [(3, last_step_counts_half, 3), (2, last_step_counts_half, 3)]
 
 
 def join_a_stream(accelerator):

@@ -185,8 +185,6 @@ CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse", "
 
 
 class Refusal(NamedTuple):
-    """What a collective says of a difference, and what is gathered next."""
-
     collective: str
     difference: str
     message: str

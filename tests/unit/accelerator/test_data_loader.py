@@ -111,32 +111,30 @@ def test_a_shard_of_ones_own_makes_its_batches_by_itself():
     assert gathered([prepare_data_loader(DataLoader(range(4), batch_sampler=batches))]) == [1, 0, 3, 2]
 
 
-def unbatched(dataset=None, **settings):
-    """A loader for data sets that make their batches by themselves."""
-    return DataLoader(Numbers(10) if dataset is None else dataset, batch_size=None, **settings)
-
-
 def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
+    """`DataLoader(dataset, batch_size=None)`, for data sets that make their batches by themselves."""
     sized = SequentialSampler(range(10))
     sized.batch_size = 2
-    assert list(prepare_data_loader(unbatched(range(10), sampler=sized))) == list(range(10))
-    loader = prepare_data_loader(unbatched(shuffle=True), use_seedable_sampler=True, data_seed=2)
+    assert list(prepare_data_loader(DataLoader(range(10), batch_size=None, sampler=sized))) == list(range(10))
+    loader = prepare_data_loader(
+        DataLoader(Numbers(10), batch_size=None, shuffle=True), use_seedable_sampler=True, data_seed=2
+    )
     assert len(loader) == 10
     for epoch in range(2):
         assert [int(sample) for sample in loader] == seeded_order(10, 2, epoch)
 
 
 def test_a_loader_without_batches_is_for_one_process():
-    skipping = skip_first_batches(unbatched(shuffle=True), 2)
-    of_stream = unbatched(Stream([[0, 1], [2]]))
-    of_single_numbers = unbatched(Numbers(9), sampler=OwnGenerator(9))
-    for loader in (unbatched(shuffle=True), skipping, of_stream, of_single_numbers):
+    shuffled = DataLoader(Numbers(10), batch_size=None, shuffle=True)
+    of_stream = DataLoader(Stream([[0, 1], [2]]), batch_size=None)
+    of_single_numbers = DataLoader(Numbers(9), batch_size=None, sampler=OwnGenerator(9))
+    for loader in (shuffled, skip_first_batches(shuffled, 2), of_stream, of_single_numbers):
         with pytest.raises(ValueError, match="on several processes a loader needs batches"):
             played_loaders(2, lambda loader=loader: loader)
 
 
 def test_a_loader_without_batches_whose_sampler_yields_lists_is_shared_out():
-    of_lists = unbatched(torch.arange(4), sampler=Buckets([[0, 1], [2], [3]]))
+    of_lists = DataLoader(torch.arange(4), batch_size=None, sampler=Buckets([[0, 1], [2], [3]]))
     assert gathered(played_loaders(2, lambda: skip_first_batches(of_lists, 1))) == [2, 3]
 
 

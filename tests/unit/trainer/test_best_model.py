@@ -86,9 +86,8 @@ def test_machines_without_a_shared_disk_get_the_best_weights_from_rank_0(tmp_pat
     assert not [*tmp_path.glob("machine 1/checkpoint-*")]
 
 
-@pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize("loads_best", [False, True])
-def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path):
+def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path, transformers):
     """The original leaves the best one alone, from which the run cannot go on."""
 
     def script(library, folder):

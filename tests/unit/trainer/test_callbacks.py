@@ -78,13 +78,12 @@ def test_a_control_that_was_taken_before_the_training_steers_it(tmp_path):
     assert trainer.control is control and trainer.state.global_step == 3
 
 
-@pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize(
     "event", ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_epoch_end"]
 )
 @pytest.mark.parametrize("switch", ["should_training_stop", "should_epoch_stop"])
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_stop_acts_at_the_same_moment(event, switch, accumulation, tmp_path):
+def test_a_stop_acts_at_the_same_moment(event, switch, accumulation, tmp_path, transformers):
     def script(library, folder):
         def stop(self, args, state, control, **kwargs):
             setattr(control, switch, True)
@@ -96,8 +95,7 @@ def test_a_stop_acts_at_the_same_moment(event, switch, accumulation, tmp_path):
     same_on_both(script, tmp_path)
 
 
-@pytest.mark.usefixtures("transformers")
-def test_a_callback_that_changes_the_accumulation_loses_no_sample(tmp_path):
+def test_a_callback_that_changes_the_accumulation_loses_no_sample(tmp_path, transformers):
     def script(library, folder):
         class Change(library.TrainerCallback):
             def on_step_end(self, args, state, control, **kwargs):

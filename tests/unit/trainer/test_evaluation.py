@@ -326,8 +326,7 @@ class Sums(nn.Module):
         return outputs | self.numbers
 
 
-@pytest.mark.usefixtures("transformers")
-def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_path):
+def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_path, transformers):
     def script(library, folder, **numbers):
         trainer = make(library, folder, model=seeded_net(Sums, **numbers), per_device_eval_batch_size=4)
         return digest(torch.from_numpy(trainer.predict(Points(6)).predictions[1]))
@@ -339,8 +338,7 @@ def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_p
     assert theirs_with_number != theirs
 
 
-@pytest.mark.usefixtures("transformers")
-def test_with_persistent_workers_each_evaluation_reads_its_own_set(tmp_path):
+def test_with_persistent_workers_each_evaluation_reads_its_own_set(tmp_path, transformers):
     """The original keeps the loader of the first one."""
 
     def script(library, folder):

@@ -58,8 +58,7 @@ def test_a_second_training_writes_every_line_once_under_the_same_name(tmp_path):
     assert "a_name_of_its_own" in str(log) + log.read_text()
 
 
-@pytest.mark.usefixtures("transformers")
-def test_trackers_get_the_names_of_transformers(tmp_path):
+def test_trackers_get_the_names_of_transformers(tmp_path, transformers):
     from transformers.integrations.integration_utils import rewrite_logs
 
     logs = {"loss": 1.0, "eval_loss": 2.0, "test_loss": 3.0, "eval_test_loss": 4.0}

@@ -321,9 +321,8 @@ def end_of_resumed(trainer, output) -> tuple:
     return output.global_step, losses, end(trainer)["weights"], torch.rand(()).item()
 
 
-@pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize(("step", "is_stream"), [(1, False), (3, False), (4, False), (1, True), (2, True)])
-def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_stream, tmp_path):
+def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_stream, tmp_path, transformers):
     """Both train the whole step again. 7 micro-batches make the steps 3 + 3 + 1; of a stream, the last is no step."""
     points = {"train_dataset": Stream(Points(25)) if is_stream else Points(25)}
     settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "save_strategy": "epoch"}
@@ -353,9 +352,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_training_resumed_with_other_settings_ends_the_same(name, tmp_path, caplog):
+def test_a_training_resumed_with_other_settings_ends_the_same(name, tmp_path, caplog, transformers):
     """It has dropout, and stops within an epoch: the batches that are passed over draw random numbers too."""
     first, changed = CHANGES[name]
     common = {"per_device_train_batch_size": 4, "lr_scheduler_type": "constant", "save_steps": 3, **first}
@@ -371,8 +369,7 @@ def test_a_training_resumed_with_other_settings_ends_the_same(name, tmp_path, ca
     assert "nothing is prepared" not in caplog.text  # the position of the loader is left out on purpose
 
 
-@pytest.mark.usefixtures("transformers")
-def test_a_checkpoint_of_adapters_has_none_of_the_weights_below(tmp_path):
+def test_a_checkpoint_of_adapters_has_none_of_the_weights_below(tmp_path, transformers):
     peft = pytest.importorskip("peft")
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
     best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}

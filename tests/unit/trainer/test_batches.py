@@ -1,9 +1,11 @@
-"""Loaders that an override gives are read in their order, as by transformers."""
+"""Batches of an override's loader come in its order, and dicts are stacked, as by transformers."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from common.trainer import default_data_collator
 from tests.bits import comparable
 from tests.toys import Points, Stream
 from tests.unit.trainer.both import end, make, same_on_both, train
@@ -68,3 +70,24 @@ def test_the_loader_of_an_override_is_evaluated_in_its_order(name, tmp_path):
         return metrics, output.predictions.tolist(), output.label_ids.tolist(), end(trainer)
 
     same_on_both(script, tmp_path)
+
+
+LABELLED = {
+    "numbers": {"label": 0.5},
+    "arrays": {"label": np.array([1, 0])},
+    "tensors": {"label": torch.tensor(3, dtype=torch.int32)},
+    "tensors of numbers": {"label": torch.tensor(0.5, dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_dicts_are_stacked_alike(name, transformers):
+    left_out = {"text": "a", "none": None}
+    columns = {"x": torch.ones(2), "array": np.ones(3), "number": 0.5, **left_out}
+    samples = [columns | LABELLED[name] for _ in range(3)]
+    ours = default_data_collator(samples)
+    theirs = transformers.default_data_collator(samples)
+    assert ours.keys() == theirs.keys()
+    for key, tensor in ours.items():
+        assert tensor.dtype == theirs[key].dtype
+        assert torch.equal(tensor, theirs[key])
