@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.harness import level_runs, machine, records
-from benchmarks.harness.options import BATCH_SIZES, TIMEOUT_SECONDS, MeasureOptions
+from benchmarks.harness.options import BATCH_SIZES, MeasureOptions
 from benchmarks.harness.rows import BASELINE, DATA_PARALLEL, DDP
 from benchmarks.report.comparison_table import summary, wrapped
 from benchmarks.report.pictures import COMPARISON, draw
@@ -32,7 +32,7 @@ from common.data.synthetic import SIZES
 from common.errors import fail
 from common.flag_types import positive
 from common.instruments.result import quantity
-from common.processes import RankFailed, ranks
+from common.processes import RankFailed
 from common.weights import checksum, max_weight_difference
 
 EXACT = ["--dtype", "float64", "--no-dropout"]
@@ -93,7 +93,17 @@ def choose_settings(options: argparse.Namespace, dataset: str, gpus: int) -> Set
 
 @dataclass
 class Report:
-    """What a comparison has found so far, as results.json will hold it: see benchmarks/report/__init__.py."""
+    """What a comparison has found so far, as results.json will hold it, with "ended" beside "began".
+
+    Attributes:
+        machine, began: as in the record of a suite, see `benchmarks.harness.records`.
+        cores_per_device: where speeds are timed; None on GPUs.
+        steps, proof_steps: those of each level's run, and those before weights are compared.
+        levels: what `run_parts` finds of each level; "run" is what the level's --json writes.
+        sharded: likewise of each sharded script: its weights and its memory.
+        throughput: a group of `benchmarks.harness.records` for each batch.
+        memory: rows of `benchmarks.suites.memory`.
+    """
 
     machine: dict
     began: dict
@@ -122,10 +132,9 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
         report.throughput.append(throughput.measure_in_turns(f"global batch {size}", rows, options))
     # For the verdict IN STEP: every script ends at level 00's weights. One device would be compared with itself.
     several = settings._replace(world_size=max(2, settings.world_size))
-    scripts = report.levels | report.sharded  # The inner dicts are shared with `report`, so filling them fills it.
     begin_part(f"weights of {BASELINE}")
     baseline = train_exactly(BASELINE, several)
-    for script, result in scripts.items():
+    for script, result in chain(report.levels.items(), report.sharded.items()):
         begin_part(f"weights of {script}")
         weights = baseline if script == BASELINE else train_exactly(script, several)
         result["max_weight_difference"] = max_weight_difference(weights, baseline)
@@ -135,7 +144,7 @@ def run_parts(settings: Settings, report: Report, begin_part: Callable[[str], No
         begin_part(f"evaluation of {level}")
         report.levels[level].update(evaluate(level, settings.data_flags))
     # For the verdict BALANCED: the ranks of DDP hold equally much, unlike the replicas of DataParallel.
-    for script, result in scripts.items():
+    for script, result in chain(report.levels.items(), report.sharded.items()):
         begin_part(f"memory of {script}")
         result["simulated_peak_memory"] = simulate_memory(script, several)
     networks = memory.NETWORKS if settings.full else ("basic_net", "big_output")
@@ -175,16 +184,14 @@ def evaluate(level: str, data_flags: tuple[str, ...]) -> dict:
 def simulate_memory(script: str, settings: Settings) -> list[dict[str, int]]:
     """The peak bytes of each device by category."""
     flags = flags_of(script, settings)
-    pool = ranks(level_runs.processes_of(script, settings.world_size), on_cpu=True)
-    by_process = pool.run(level_runs.peaks, script, flags, timeout=TIMEOUT_SECONDS)
+    by_process = level_runs.run_on_devices(level_runs.peaks, script, settings.world_size, flags, on_cpu=True)
     return [*chain.from_iterable(by_process)]
 
 
 def run_script(script: str, world_size: int, flags: list[str]) -> dict:
     """Rank 0's result of a training: on GPUs if there are `world_size`, for level 00 too, which is compared."""
-    processes = level_runs.processes_of(script, world_size)
     too_few_gpus = world_size > torch.cuda.device_count()
-    return ranks(processes, on_cpu=too_few_gpus).run(level_runs.run_level, script, flags, timeout=TIMEOUT_SECONDS)[0]
+    return level_runs.run_on_devices(level_runs.run_level, script, world_size, flags, too_few_gpus)[0]
 
 
 def flags_of(script: str, settings: Settings) -> list[str]:

@@ -65,11 +65,13 @@ class Ranks:
 
     Args:
         on_cpu: the processes see no GPU. Torch would start CUDA on the first one, also for jobs of the CPU.
+        launched: a job has the variables that torchrun would set. Without them it is a program of one process.
     """
 
-    def __init__(self, world_size: int, on_cpu: bool = False) -> None:
+    def __init__(self, world_size: int, on_cpu: bool = False, launched: bool = True) -> None:
         self.world_size = world_size
         self.on_cpu = on_cpu
+        self.launched = launched
         self.workers: list[Worker] = []  # none before the first job
 
     def run(
@@ -93,7 +95,8 @@ class Ranks:
         port = free_port()
         try:
             for worker in self.workers:
-                variables = rank_variables(worker.rank, self.world_size, port) | (environment or {})
+                variables = rank_variables(worker.rank, self.world_size, port) if self.launched else {}
+                variables |= environment or {}
                 with contextlib.suppress(ConnectionError):  # The rank has ended since the last job; _receive says so.
                     worker.pipe.send(Job(function, args, kwargs, variables))
             return self._receive_results(timeout)

@@ -109,8 +109,7 @@ def main():
     parser.add_argument("--eval-samples", type=int)
     parser.add_argument("--max-steps", type=int)
     parser.add_argument("--output-dir", default="runs/wide_net", help="for a checkpoint per epoch and the best one")
-    # load_data asks for them.
-    parser.set_defaults(dtype=torch.float32, data="host", gradient_accumulation_steps=1, tensor=1)
+    parser.set_defaults(dtype=torch.float32, data="host")  # load_data asks for them
     train(parser.parse_args())
 
 

@@ -3,11 +3,9 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.harness.level_runs import flags_on, processes_of, run_level
-from benchmarks.harness.options import TIMEOUT_SECONDS
+from benchmarks.harness.level_runs import flags_on, run_level, run_on_devices
 from benchmarks.harness.rows import BASELINE, REPLICATED
 from common.instruments.result import quantity
-from common.processes import ranks
 
 
 class Steps(NamedTuple):
@@ -35,7 +33,13 @@ class Configuration:
 
     @property
     def name(self) -> str:
-        return f"{BASELINE}, all cores" if self.all_cores else row_name(self.level, self.workers)
+        if self.all_cores:
+            return f"{self.level}, all cores"
+        if self.level == BASELINE:
+            return self.level
+        if self.level == REPLICATED:
+            return f"{self.level}, {quantity(self.workers, 'replica')}"
+        return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
 
     def argv(self, steps: Steps) -> list[str]:
         """The level's flags for these steps, without those of the data."""
@@ -48,16 +52,5 @@ class Configuration:
 
     def run(self, steps: Steps, data_flags: tuple[str, ...]) -> dict:
         """The slowest rank's result of a training of these steps. Raises RankFailed if a rank fails."""
-        argv = [*self.argv(steps), *data_flags]
-        processes = processes_of(self.level, self.workers)
-        results = ranks(processes).run(run_level, self.level, argv, timeout=TIMEOUT_SECONDS)
+        results = run_on_devices(run_level, self.level, self.workers, [*self.argv(steps), *data_flags])
         return min(results, key=lambda result: result["images_per_sec"])
-
-
-def row_name(level: str, workers: int) -> str:
-    """The name of the row of a level, each worker on a device of its own."""
-    if level == BASELINE:
-        return BASELINE
-    if level == REPLICATED:
-        return f"{level}, {quantity(workers, 'replica')}"
-    return f"{level}, {workers} {'process' if workers == 1 else 'processes'}"

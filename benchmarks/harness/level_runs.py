@@ -4,13 +4,14 @@ import contextlib
 import functools
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from benchmarks.harness.options import WARM_UP_STEPS
+from benchmarks.harness.options import TIMEOUT_SECONDS, WARM_UP_STEPS
 from benchmarks.harness.replica_memory import track_replicas
 from benchmarks.harness.rows import REPLICATED
 from common import ladder
@@ -19,6 +20,7 @@ from common.cores import threads_per_worker
 from common.data import mnist_on_disk
 from common.launch import read_launch
 from common.memory import track_memory
+from common.processes import ranks
 from common.start import prepare_process
 
 EVALUATE_FEW = ["--eval-samples", "100"]
@@ -40,6 +42,14 @@ def flags_on(script: str, devices: int, global_batch_size: int) -> list[str]:
     if script == ladder.MESH:
         flags += ["--tensor", "1" if devices % 2 else "2"]
     return flags
+
+
+def run_on_devices(job: Callable, script: str, devices: int, flags: Sequence[str], on_cpu: bool = False) -> list[Any]:
+    """The results of `job(script, flags)` on each process of a script on so many devices, in the order of ranks.
+
+    Raises RankFailed if a rank fails. `on_cpu` is that of `common.processes`.
+    """
+    return ranks(processes_of(script, devices), on_cpu).run(job, script, flags, timeout=TIMEOUT_SECONDS)
 
 
 def find_dataset() -> tuple[str, ...]:

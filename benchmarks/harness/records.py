@@ -1,42 +1,28 @@
 """Records of benchmarks: what suites write as JSON, and what tables and pictures are made of.
 
-A group is rows that take turns, and how they compare:
-
-    {
-      "group": "strong scaling: global batch 64, shared by all workers",
-      "unit": "images/s",
-      "rounds": 6,
-      "rows": {
-        "02_ddp_raw, 2 processes": {
-          "median": 719.4, "low": 712.0, "high": 731.9, "spread": 0.0277, "noisy": false,
-          "samples": [719.1, …],              one per round, in the order of the rounds
-          "level": "02_ddp_raw", …            what is known of the row; each group's own keys
-        }, …
-      },
-      "pairs": [
-        {"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio",
-         "median": 0.902, "low": 0.893, "high": 0.911, "spread": 0.02,
-         "interval": [0.889, 0.914], "confidence": 0.96875}, …     of the median
-      ]
-    }
-
-`low` and `high` are quartiles (error bars). `benchmarks.harness.paired` defines spread and noisy, `Pair` the two kinds.
-
 A file holds one suite: {"suite": "throughput", "machine": {…}, "began": {…}, "ended": {…}, "groups": [group, …]}.
 `machine` is the `hardware_and_versions` of `benchmarks.harness.machine`, and `began` and `ended` are its `run_metadata`
-before and after the suite was measured, with the load before all suites. A group may have more keys: "link", "dataset",
-"lanes" (a row's spans on each rank). `benchmarks.suites.sharing` has "rows" of bytes in place of the groups. A record
-is a dict also before it is written, because tables and pictures are made from files of records alone.
+before and after the suite was measured, with the load before all suites. `benchmarks.suites.sharing` has "rows" of
+bytes in place of the groups. A group is rows that take turns, and how they compare:
+
+    {
+      "group": "strong scaling: global batch 64, shared by all workers", "unit": "images/s", "rounds": 6,
+      "rows": {"02_ddp_raw, 2 processes": {"median": 719.4, …, "samples": [719.1, …], "level": "02_ddp_raw", …}, …},
+      "pairs": [{"of": "02_ddp_raw, 2 processes", "to": "00_single_gpu", "kind": "ratio", "median": 0.902, …}, …]
+    }
+
+`group` makes it from samples. Tables and pictures are made from records alone, and read it as a Group.
 """
 
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.harness import paired
-from benchmarks.harness.paired import Samples, Summary, summarise
+from benchmarks.harness.paired import Interval, Samples, Summary, summarise
 from common.errors import fail
 from common.files import write_atomically
 
@@ -57,10 +43,9 @@ def group(
     """The record of one group, from the samples of `take_turns`; `facts` are what else to keep of each row."""
     rows = {}
     for row, values in samples.items():
-        facts_of_row = facts[row] if facts else {}
         summary = summarise(values)
         rows[row] = {
-            **facts_of_row,
+            **(facts[row] if facts else {}),
             **rounded_fields(summary),
             "noisy": summary.noisy,
             "samples": [rounded(value) for value in values],
@@ -72,15 +57,61 @@ def group(
         else:
             by_round = [of - to for of, to in zip(samples[pair.of], samples[pair.to], strict=True)]
         interval = paired.interval_of_median(by_round)
-        result = {
+        measured = {
             **pair._asdict(),
             **rounded_fields(summarise(by_round)),
             "interval": [rounded(interval.low), rounded(interval.high)],
             "confidence": rounded(interval.confidence),
         }
-        compared.append(result)
+        compared.append(measured)
     rounds = len(next(iter(samples.values())))
     return {"group": title, "unit": unit, "rounds": rounds, "rows": rows, "pairs": compared}
+
+
+class Row(NamedTuple):
+    """The samples of a row, one a round; `facts` are its whole record, in which suites have keys of their own."""
+
+    summary: Summary
+    samples: list[float]
+    facts: dict[str, Any]
+
+
+class Comparison(NamedTuple):
+    """A Pair, the summary of its ratios or differences, and the interval of their median."""
+
+    pair: Pair
+    summary: Summary
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that took turns, by their names, and how they compare; `facts` are as those of a Row."""
+
+    title: str
+    unit: str
+    rounds: int
+    rows: dict[str, Row]
+    comparisons: list[Comparison]
+    facts: dict[str, Any]
+
+    def compared_with(self, row: str) -> dict[str, Comparison]:
+        """How other rows compare with this one, by their names."""
+        return {found.pair.of: found for found in self.comparisons if found.pair.to == row}
+
+
+def read_group(record: dict) -> Group:
+    rows = {name: Row(_summary(row), row["samples"], facts=row) for name, row in record["rows"].items()}
+    comparisons = []
+    for found in record["pairs"]:
+        pair = Pair(found["of"], found["to"], found["kind"])
+        interval = Interval(*found["interval"], found["confidence"])
+        comparisons.append(Comparison(pair, _summary(found), interval))
+    return Group(record["group"], record["unit"], record["rounds"], rows, comparisons, facts=record)
+
+
+def _summary(record: dict) -> Summary:
+    return Summary(*(record[name] for name in Summary._fields))
 
 
 def rounded_fields(summary: Summary) -> dict[str, float]:

@@ -1,25 +1,22 @@
 """The cells of tables and the labels of pictures: names of rows, speed-ups, and memory of each device."""
 
-from benchmarks.harness.records import totals
-from benchmarks.harness.rows import BASELINE
+from collections.abc import Iterable
+
+from benchmarks.harness.records import Row, totals
+from common.instruments.result import quantity
 
 MISSING = "–"
 
 
-def label(name: str, row: dict) -> str:
+def label(name: str, row: Row) -> str:
     """The level of a row of speeds; its whole name, "00_single_gpu, all cores", if one process has all cores."""
-    return name if row["all_cores"] else row["level"]
+    return name if row.facts["all_cores"] else row.facts["level"]
 
 
-def short_label(row: dict) -> str:
-    """The name of a row in a narrow picture: "02 on 2" for level 02 on 2 devices; "00, all" with all cores."""
-    level = row["level"][:2]
-    return f"{level}, all" if row["all_cores"] else f"{level} on {row['workers']}"
-
-
-def speed_ups(group: dict) -> dict[str, dict]:
-    """The pairs that hold a row of a group against level 00 on one device, by the name of the row."""
-    return {pair["of"]: pair for pair in group["pairs"] if pair["to"] == BASELINE}
+def cores_of_devices(rows: Iterable[Row]) -> str | None:
+    """The cores of each device in these rows; None where devices are not made of cores."""
+    cores = {row.facts["cores_per_device"] for row in rows} - {None}
+    return quantity(min(cores), "core") if cores else None
 
 
 def per_device(sizes: list[int]) -> str:

@@ -2,12 +2,11 @@
 
 import textwrap
 
-from benchmarks.harness.records import totals
+from benchmarks.harness.records import Group, read_group, totals
 from benchmarks.harness.rows import BASELINE
-from benchmarks.report.cells import MISSING, are_measured, label, peaks, per_device, speed_ups
+from benchmarks.report.cells import MISSING, are_measured, cores_of_devices, label, peaks, per_device
 from benchmarks.report.verdicts import verdicts
 from common import ladder
-from common.instruments.result import quantity
 
 SPEED_COLUMNS = "{:<24} {:>7} {:>9} {:>10} {:>26}"
 CHECK_COLUMNS = "{:<16} {:>9} {:>9} {:>9} {:>16} {:>16}"
@@ -22,28 +21,27 @@ def summary(report: dict) -> str:
 
 def tables(report: dict) -> str:
     """The speeds at each batch, and what each level computed."""
-    blocks = [_speeds(group) for group in report["throughput"]]
+    blocks = [_speeds(read_group(group)) for group in report["throughput"]]
     return "\n\n".join([*blocks, _checks(report)])
 
 
-def _speeds(group: dict) -> str:
+def _speeds(group: Group) -> str:
     """A line for each row of a group: its speed, and how many times as fast as level 00 on one device it is."""
-    pairs = speed_ups(group)
-    heading = f"Speed at {group['group']}, medians of {group['rounds']} rounds"
-    cores = {row["cores_per_device"] for row in group["rows"].values()} - {None}
-    if cores:
-        heading += f", {quantity(min(cores), 'core')} for each device"
-    confidence = min(pair["confidence"] for pair in pairs.values())
-    speed_up = f"× level 00 ({confidence:.0%} interval)"
-    lines = [heading, SPEED_COLUMNS.format("level", "devices", "images/s", "spread", speed_up)]
-    for name, row in group["rows"].items():
+    speed_ups = group.compared_with(BASELINE)
+    heading = f"Speed at {group.title}, medians of {group.rounds} rounds"
+    if cores := cores_of_devices(group.rows.values()):
+        heading += f", {cores} for each device"
+    confidence = min(speed_up.interval.confidence for speed_up in speed_ups.values())
+    last_column = f"× level 00 ({confidence:.0%} interval)"
+    lines = [heading, SPEED_COLUMNS.format("level", "devices", "images/s", "spread", last_column)]
+    for name, row in group.rows.items():
         ratio = "1"
         if name != BASELINE:
-            low, high = pairs[name]["interval"]
-            ratio = f"{pairs[name]['median']:.2f} ({low:.2f} to {high:.2f})"
-        devices = MISSING if row["all_cores"] else row["workers"]
-        spread = f"{row['spread']:.0%}{' noisy' if row['noisy'] else ''}"
-        lines.append(SPEED_COLUMNS.format(label(name, row), devices, f"{row['median']:.0f}", spread, ratio))
+            _, ratios, interval = speed_ups[name]
+            ratio = f"{ratios.median:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+        devices = MISSING if row.facts["all_cores"] else row.facts["workers"]
+        spread = f"{row.summary.spread:.0%}{' noisy' if row.summary.noisy else ''}"
+        lines.append(SPEED_COLUMNS.format(label(name, row), devices, f"{row.summary.median:.0f}", spread, ratio))
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """The rows of a suite's record and how they compare, in the terminal, in 79 columns."""
 
-from benchmarks.harness.records import totals
+from benchmarks.harness.records import Group, read_group, totals
 from benchmarks.report.cells import per_device
 
 TERMINAL_COLUMNS = 79
@@ -12,36 +12,33 @@ MEMORY_COLUMNS = "  {:<46}{:>31}"
 def tables(record: dict) -> str:
     """A table for each group of a suite's record, or the one of a record of memory, whose rows take no turns."""
     if "groups" in record:
-        return "\n\n".join(table(group) for group in record["groups"])
+        return "\n\n".join(table(read_group(group)) for group in record["groups"])
     return held_memory(record["rows"])
 
 
-def table(group: dict) -> str:
+def table(group: Group) -> str:
     """A line for each row: its median over the rounds, and their spread. Below them is a line for each comparison."""
-    heading = f"medians of {group['rounds']} rounds"
-    lines = [group["group"], HEAD_COLUMNS.format(heading, "spread")]
-    for name, row in group["rows"].items():
-        cells = [f"{row['median']:.1f}", group["unit"], f"{row['spread']:.0%}"]
-        lines.append(ROW_COLUMNS.format(name, *cells))
-    if group["pairs"]:
+    heading = f"medians of {group.rounds} rounds"
+    lines = [group.title, HEAD_COLUMNS.format(heading, "spread")]
+    for name, row in group.rows.items():
+        lines.append(ROW_COLUMNS.format(name, f"{row.summary.median:.1f}", group.unit, f"{row.summary.spread:.0%}"))
+    if group.comparisons:
         lines.append(comparisons(group))
     return "\n".join(lines)
 
 
-def comparisons(group: dict) -> str:
+def comparisons(group: Group) -> str:
     """A line for each pair of rows: the median over rounds of their ratio or difference, and its interval."""
-    confidence = min(pair["confidence"] for pair in group["pairs"])
-    heading = f"medians of {group['rounds']} rounds ({confidence:.0%} interval)"
+    confidence = min(comparison.interval.confidence for comparison in group.comparisons)
+    heading = f"medians of {group.rounds} rounds ({confidence:.0%} interval)"
     lines = [heading.rjust(TERMINAL_COLUMNS)]
-    for pair in group["pairs"]:
-        median = pair["median"]
-        low, high = pair["interval"]
-        if pair["kind"] == "ratio":
-            rows = f"  {pair['of']} / {pair['to']}"
-            value = f" {median:.3f} ({low:.3f} to {high:.3f})"
+    for pair, summary, (low, high, _) in group.comparisons:
+        if pair.kind == "ratio":
+            rows = f"  {pair.of} / {pair.to}"
+            value = f" {summary.median:.3f} ({low:.3f} to {high:.3f})"
         else:
-            rows = f"  {pair['of']} − {pair['to']}"
-            value = f" {median:.1f} ({low:.1f} to {high:.1f}) {group['unit']}"
+            rows = f"  {pair.of} − {pair.to}"
+            value = f" {summary.median:.1f} ({low:.1f} to {high:.1f}) {group.unit}"
         lines.append(rows + value.rjust(TERMINAL_COLUMNS - len(rows)))
     return "\n".join(lines)
 

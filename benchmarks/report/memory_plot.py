@@ -7,6 +7,7 @@ from benchmarks.harness.records import totals
 from benchmarks.harness.rows import DATA_PARALLEL, DDP
 from benchmarks.report import plots
 from benchmarks.report.verdicts import imbalance
+from benchmarks.suites.memory import MemoryRow
 from common.memory import CATEGORIES
 
 COLOURS = dict(
@@ -22,16 +23,17 @@ ABOVE_BARS = {"ha": "center", "va": "bottom", "fontsize": plots.SMALL, "bbox": p
 
 def draw_devices(report: dict, path: Path) -> None:
     """Peak memory of every device under DataParallel and under DDP: a line of panels for each network."""
-    rows = [row for row in report["memory"] if row["wrapper"] in (DATA_PARALLEL, DDP)]
-    titles = {row["network"]: f"{row['title']}, global batch {row['global_batch_size']}" for row in rows}
-    counts = sorted({row["devices"] for row in rows})
+    recorded = [MemoryRow(**row) for row in report["memory"]]
+    rows = [row for row in recorded if row.wrapper in (DATA_PARALLEL, DDP)]
+    titles = {row.network: f"{row.title}, global batch {row.global_batch_size}" for row in rows}
+    counts = sorted({row.devices for row in rows})
     widths = [count + 2.5 for count in counts]
     height = AROUND_INCHES + PANEL_INCHES * len(titles)
     figure, panels = plots.subplots(len(titles), len(counts), height, width_ratios=widths)
     for (network, devices), panel in zip(product(titles, counts), panels, strict=True):
-        network_rows = [row for row in rows if row["network"] == network]
-        top = max(max(_mib(row["peaks"])) for row in network_rows)
-        _panel(panel, {row["wrapper"]: row["peaks"] for row in network_rows if row["devices"] == devices}, top)
+        network_rows = [row for row in rows if row.network == network]
+        top = max(max(_mib(row.peaks)) for row in network_rows)
+        _panel(panel, {row.wrapper: row.peaks for row in network_rows if row.devices == devices}, top)
         is_first = devices == counts[0]
         panel.tick_params(axis="y", labelleft=is_first)
         if is_first:

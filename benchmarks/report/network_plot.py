@@ -2,32 +2,31 @@
 
 from pathlib import Path
 
-from benchmarks.report.plots import VERMILION, Bar, draw_bars, save, subplots
+from benchmarks.harness.records import Group, read_group
+from benchmarks.report.plots import DASHED, Bar, draw_bars, save, subplots
 
 
 def draw_network(record: dict, path: Path) -> None:
-    (group,) = record["groups"]
-    batches = sorted({row["batch_per_process"] for row in group["rows"].values()})
-    figure, panels = subplots(len(batches), 1, 1.2 + 2.4 * len(batches))
-    for panel, batch in zip(panels, batches, strict=True):
-        _panel(panel, group, batch)
+    group = read_group(*record["groups"])
+    rows_of_one_node = [name for name, row in group.rows.items() if row.facts["nodes"] == 1]  # one of each batch
+    figure, panels = subplots(len(rows_of_one_node), 1, 1.2 + 2.4 * len(rows_of_one_node))
+    for panel, name in zip(panels, rows_of_one_node, strict=True):
+        _panel(panel, group, name)
     panels[-1].set_xlabel("images per second, both nodes")
-    caption = f"Measured: medians of {group['rounds']} rounds in turn, and quartiles; × paired ratio to one node"
+    caption = f"Measured: medians of {group.rounds} rounds in turn, and quartiles; × paired ratio to one node"
     save(figure, path, f"{caption}. Dashed: twice one node", record["machine"])
 
 
-def _panel(panel, group: dict, batch: int) -> None:
-    pairs = {pair["of"]: pair for pair in group["pairs"]}
+def _panel(panel, group: Group, one_node: str) -> None:
+    """The rows of two nodes with a batch, beside the speed of the row with one node and this batch."""
     bars = []
-    for name, row in group["rows"].items():
-        if row["batch_per_process"] != batch:
-            continue
-        if row["nodes"] == 1:
-            alone = row["median"]
-        else:
-            text = f"{row['median']:.0f}   × {pairs[name]['median']:.2f}"
-            bars.append(Bar(label=row["link"], length=row["median"], low=row["low"], high=row["high"], text=text))
+    for name, comparison in group.compared_with(one_node).items():
+        median, low, high, _ = group.rows[name].summary
+        text = f"{median:.0f}   × {comparison.summary.median:.2f}"
+        bars.append(Bar(group.rows[name].facts["link"], median, (low, high), text))
+    alone = group.rows[one_node].summary.median
     draw_bars(panel, bars, 0.04 * alone)
-    panel.axvline(2 * alone, color=VERMILION, linestyle="--", linewidth=1.4)
+    panel.axvline(2 * alone, **DASHED)
     panel.set_xlim(0, 2.8 * alone)
+    batch = group.rows[one_node].facts["batch_per_process"]
     panel.set_title(f"DDP on two nodes, {batch} images for each process")

@@ -2,11 +2,11 @@
 
 import json
 
-from benchmarks.harness.records import totals
+from benchmarks.harness.records import Group, read_group, totals
 from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP2
 from benchmarks.report import comparison_table
-from benchmarks.report.cells import MISSING, label, peaks, per_device, speed_ups
-from benchmarks.suites.memory import DEVICES
+from benchmarks.report.cells import MISSING, label, peaks, per_device
+from benchmarks.suites.memory import DEVICES, MemoryRow
 from common import ladder
 
 RESULTS = ladder.ROOT / "benchmarks" / "results" / "intel-xeon-2-cores"
@@ -37,24 +37,24 @@ def text_of_comparison() -> str:
 def table_of_levels() -> str:
     """Speed at the smaller batch, memory and weights of each level; the speed of one process with all cores."""
     record = recorded("results")
-    group = record["throughput"][0]
+    group = read_group(record["throughput"][0])
     memory = peaks(record["levels"])
     rows = []
-    for name, row in group["rows"].items():
+    for name, row in group.rows.items():
         cells = [label(name, row), *speed_cells(group, name)]
-        if row["all_cores"]:
+        if row.facts["all_cores"]:
             cells += [MISSING, MISSING]
         else:
-            level = row["level"]
+            level = row.facts["level"]
             cells += [per_device(memory[level]), record["levels"][level]["weight_checksum"]]
         rows.append(cells)
     return markdown(["level", *SPEED_HEAD, MEMORY_HEAD, "weights"], rows)
 
 
-def speed_cells(group: dict, name: str) -> list[str]:
+def speed_cells(group: Group, name: str) -> list[str]:
     """Images per second of a row, and the median of its rounds' ratios to level 00."""
-    speed_up = 1.0 if name == BASELINE else speed_ups(group)[name]["median"]
-    return [f"{group['rows'][name]['median']:.0f}", f"{speed_up:.2f}"]
+    speed_up = 1.0 if name == BASELINE else group.compared_with(BASELINE)[name].summary.median
+    return [f"{group.rows[name].summary.median:.0f}", f"{speed_up:.2f}"]
 
 
 def table_of_epoch(level: str) -> str:
@@ -63,15 +63,15 @@ def table_of_epoch(level: str) -> str:
     name = ladder.find_script(level)
     run = record["levels"][name]["run"]
     results = [f"{run['accuracy']:.2%}", f"{run['loss']:.4f}", f"{run['eval_loss']:.4f}"]
-    group = record["throughput"][0]
+    group = read_group(record["throughput"][0])
     speed = speed_cells(group, row_of(group, name))
     memory = per_device(peaks(record["levels"])[name])
     return markdown(["accuracy", "loss", "eval loss", *SPEED_HEAD, MEMORY_HEAD], [[*results, *speed, memory]])
 
 
-def row_of(group: dict, level: str) -> str:
+def row_of(group: Group, level: str) -> str:
     """The name of the row in which the level has a device for each worker."""
-    (name,) = [name for name, row in group["rows"].items() if row["level"] == level and not row["all_cores"]]
+    (name,) = [name for name, row in group.rows.items() if label(name, row) == level]
     return name
 
 
@@ -112,18 +112,17 @@ def table_of_smaller_memory() -> str:
 
 def recorded_peaks() -> dict[tuple[str, str, int], list[dict[str, int]]]:
     """The recorded bytes of each device by category, under (network, wrapper, number of devices)."""
-    return {(row["network"], row["wrapper"], row["devices"]): row["peaks"] for row in recorded("results")["memory"]}
+    rows = [MemoryRow(**row) for row in recorded("results")["memory"]]
+    return {(row.network, row.wrapper, row.devices): row.peaks for row in rows}
 
 
 def table_of_links() -> str:
     """Ratios of two nodes' throughput to one node's, in the same rounds, by link and by batch of each process."""
-    (group,) = recorded("network")["groups"]
+    group = read_group(*recorded("network")["groups"])
     cells_of_link: dict[str, list[str]] = {}
-    for pair in group["pairs"]:
-        row = group["rows"][pair["of"]]
-        low, high = pair["interval"]
-        cells = cells_of_link.setdefault(row["link"], [])
-        cells.append(f"{pair['median']:.2f} ({low:.2f}–{high:.2f})")
+    for pair, summary, (low, high, _) in group.comparisons:
+        cells = cells_of_link.setdefault(group.rows[pair.of].facts["link"], [])
+        cells.append(f"{summary.median:.2f} ({low:.2f}–{high:.2f})")
     rows = [[link, *cells] for link, cells in cells_of_link.items()]
-    batches = sorted({row["batch_per_process"] for row in group["rows"].values()})
+    batches = sorted({row.facts["batch_per_process"] for row in group.rows.values()})
     return markdown(["link", *(f"batch {batch} each" for batch in batches)], rows)

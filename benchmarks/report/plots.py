@@ -18,6 +18,7 @@ GREY = "#B0B0B0"
 PALE = "#D5DADF"
 INK = "#1f2328"
 SOFT = "#59636e"
+DASHED = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
 CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # It hides the grid behind a number.
 # In inches and points. 12 points are 18 pixels in a README, and 8 on a phone, which shows a picture 360 pixels wide.
 WIDTH = 7.2
@@ -46,14 +47,13 @@ STYLE = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Bar:
-    """A horizontal bar with whiskers from `low` to `high` and dots, and a text to the right of all these."""
+    """A horizontal bar with whiskers between two ends and dots, and a text to the right of all these."""
 
     label: str
     length: float
-    low: float
-    high: float
+    ends: tuple[float, float]
     text: str
     colour: str = BLUE
     dots: Sequence[float] = ()
@@ -63,10 +63,11 @@ def draw_bars(panel, bars: list[Bar], gap: float) -> None:
     """Draw the bars from the top down, each text by `gap` to the right of what is drawn."""
     for y, bar in enumerate(bars):
         panel.barh(y, bar.length, 0.62, color=bar.colour, alpha=0.85)
-        whiskers = [[bar.length - bar.low], [bar.high - bar.length]]
+        low, high = bar.ends
+        whiskers = [[bar.length - low], [high - bar.length]]
         panel.errorbar(bar.length, y, xerr=whiskers, color=INK, capsize=4, linewidth=1.4)
         panel.plot(bar.dots, [y] * len(bar.dots), "o", color=INK, markersize=3.2, alpha=0.45)
-        end = max(0, bar.high, *bar.dots)
+        end = max(0, high, *bar.dots)
         panel.text(end + gap, y, bar.text, va="center", bbox=CLEAR)
     panel.set_yticks(range(len(bars)), [bar.label for bar in bars])
     panel.invert_yaxis()

@@ -16,6 +16,7 @@ from benchmarks.harness.lanes.spans import (
     count_backwards,
     hidden_share,
 )
+from benchmarks.harness.records import Group, read_group
 from benchmarks.report.plots import BLUE, GREEN, ORANGE, PALE, PURPLE, SKY, legend, save, subplots
 
 COLOURS = {
@@ -35,36 +36,36 @@ COMPUTING = 0.5
 SENT = 0.36  # all lanes that send, below the one that computes
 IDLE = 0.16  # nothing is done there: a line, so that the eye is led to the rest
 
-# The spans of each rank, in milliseconds.
+# The spans of each rank in one step.
 RankSpans = list[list[Span]]
 
 
 def draw_link(link: str, record: dict, path: Path) -> None:
     """The step over one link: a panel for each wrapper, all on one scale of time."""
-    for group in record["groups"]:
-        if group["link"] == link:
+    for group in map(read_group, record["groups"]):
+        if group.facts["link"] == link:
             panels = {}
             for wrapper, rank_spans in spans_of(group).items():
-                title = _title(wrapper, rank_spans, group["rows"][wrapper]["median"])
+                title = _title(wrapper, rank_spans, group.rows[wrapper].summary.median)
                 panels[title] = rank_spans
-            caption = f"Two ranks over {link}, medians of {group['rounds']} rounds"
+            caption = f"Two ranks over {link}, medians of {group.rounds} rounds"
             _draw_panels(panels, "rank", caption, record["machine"], path)
 
 
 def draw_levels(record: dict, path: Path) -> None:
     """A step of each level that has a row: a panel for each, with a lane for each device, on one scale of time."""
-    (group,) = record["groups"]
+    group = read_group(*record["groups"])
     panels = {}
     for name, rank_spans in spans_of(group).items():
-        panels[f"{name}: {group['rows'][name]['median']:.0f} ms"] = rank_spans
-    caption = f"Medians of {group['rounds']} rounds: {group['group']}"
+        panels[f"{name}: {group.rows[name].summary.median:.0f} ms"] = rank_spans
+    caption = f"Medians of {group.rounds} rounds: {group.title}"
     _draw_panels(panels, "device", caption, record["machine"], path)
 
 
-def spans_of(group: dict) -> dict[str, RankSpans]:
+def spans_of(group: Group) -> dict[str, RankSpans]:
     """The spans of each row's ranks, from the lists that JSON has made of them."""
     found = {}
-    for row, rank_lists in group["lanes"].items():
+    for row, rank_lists in group.facts["lanes"].items():
         found[row] = [[Span(*fields) for fields in spans] for spans in rank_lists]
     return found
 

@@ -7,12 +7,11 @@ from benchmarks.harness.configurations import Configuration, Steps
 from benchmarks.harness.lanes.record_level import record_level
 from benchmarks.harness.lanes.spans import RecordedStep
 from benchmarks.harness.lanes.typical_steps import record_in_turns
-from benchmarks.harness.level_runs import processes_of
-from benchmarks.harness.options import TIMEOUT_SECONDS, WARM_UP_STEPS, CannotMeasure, MeasureOptions
+from benchmarks.harness.level_runs import run_on_devices
+from benchmarks.harness.options import WARM_UP_STEPS, CannotMeasure, MeasureOptions
 from benchmarks.harness.rows import BASELINE, RAW_DDP, REPLICATED
 from common import ladder
 from common.cores import available_cores
-from common.processes import ranks
 
 BATCH_SIZE = 64
 DEVICES = 2
@@ -38,6 +37,5 @@ def record_devices(data_flags: tuple[str, ...], row: str, steps: int) -> list[li
     name, workers = SCRIPTS[row]
     script = Configuration(name, workers, BATCH_SIZE, cores_per_device=available_cores() // DEVICES)
     argv = [*script.argv(Steps(WARM_UP_STEPS, steps)), "--device", "cpu", *data_flags]
-    pool = ranks(processes_of(name, workers), on_cpu=True)
-    by_rank = pool.run(record_level, name, argv, timeout=TIMEOUT_SECONDS)
+    by_rank = run_on_devices(record_level, name, workers, argv, on_cpu=True)
     return [device[-steps:] for device in chain.from_iterable(by_rank)]  # the steps before are the warm-up

@@ -13,7 +13,6 @@ one step would else add milliseconds to the mean.
 
 import importlib.util
 import io
-import os
 import statistics
 import tempfile
 import time
@@ -34,7 +33,6 @@ from benchmarks.harness import records
 from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
 from benchmarks.harness.paired import take_turns
 from benchmarks.harness.records import Pair
-from common.launch import rank_variables
 from common.processes import Ranks
 
 STEPS = 400
@@ -193,13 +191,6 @@ LOOPS = (
 )
 
 
-def run_alone(loop: Callable[[], float]) -> float:
-    for name in rank_variables(0, 1, 0):  # with them accelerate would wrap the model in a DDP of one rank
-        del os.environ[name]
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    return loop()
-
-
 def measure(options: MeasureOptions) -> dict:
     """One group, of all loops, with what each library adds to the raw loop that does the same work."""
     missing = {name for name in PEERS if not importlib.util.find_spec(name)}
@@ -207,10 +198,10 @@ def measure(options: MeasureOptions) -> dict:
         print(f"not measured: {', '.join(sorted(missing))}, not installed (pip install -e '.[peers]')", flush=True)
     loops = [loop for loop in LOOPS if missing.isdisjoint(loop.needs)]
     pairs = [Pair(loop.name, loop.raw, "difference") for loop in loops if loop.raw]
-    processes = {loop: Ranks(1, on_cpu=True) for loop in loops}
-    contestants = {}
-    for loop, process in processes.items():
-        contestants[loop.name] = partial(process.run, run_alone, loop.run, timeout=TIMEOUT_SECONDS)
+    # As ranks, accelerate would wrap the model in a DDP of one rank.
+    processes = {loop: Ranks(1, on_cpu=True, launched=False) for loop in loops}
+    settings = {"timeout": TIMEOUT_SECONDS, "environment": {"HF_HUB_OFFLINE": "1"}}
+    contestants = {loop.name: partial(process.run, loop.run, **settings) for loop, process in processes.items()}
     try:
         results = take_turns(contestants, range(1 + options.rounds))  # in the first round, left out, processes import
     finally:

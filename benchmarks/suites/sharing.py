@@ -5,12 +5,12 @@ frees the gradients. DDP's buckets are left out. Nothing is timed, so the record
 """
 
 from benchmarks.harness import level_runs
-from benchmarks.harness.options import TIMEOUT_SECONDS, MeasureOptions
+from benchmarks.harness.options import MeasureOptions
+from benchmarks.harness.rows import RAW_DDP
 from common import ladder
-from common.processes import ranks
 
 RANKS = 4
-NAMES = {"02_ddp_raw": "DDP", ladder.FSDP: "FSDP", ladder.MESH: "mesh of 2 × 2"}
+NAMES = {RAW_DDP: "DDP", ladder.FSDP: "FSDP", ladder.MESH: "mesh of 2 × 2"}
 
 
 def measure(_: MeasureOptions) -> dict:
@@ -18,5 +18,5 @@ def measure(_: MeasureOptions) -> dict:
     rows = {}
     for script, name in NAMES.items():
         flags = ["--dataset", "synthetic", *level_runs.flags_on(script, RANKS, 64)]
-        rows[name] = ranks(RANKS, on_cpu=True).run(level_runs.held, script, flags, timeout=TIMEOUT_SECONDS)
+        rows[name] = level_runs.run_on_devices(level_runs.held, script, RANKS, flags, on_cpu=True)
     return {"rows": rows}

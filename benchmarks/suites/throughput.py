@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from benchmarks.harness import records
-from benchmarks.harness.configurations import Configuration, Steps, row_name
+from benchmarks.harness.configurations import Configuration, Steps
 from benchmarks.harness.options import BATCH_SIZES, WARM_UP_STEPS, MeasureOptions
 from benchmarks.harness.paired import take_turns
 from benchmarks.harness.records import Pair
@@ -100,7 +100,7 @@ def measure_in_turns(title: str, rows: list[Configuration], options: MeasureOpti
     pairs = [Pair(row.name, BASELINE, "ratio") for row in rows if row.name != BASELINE]
     for row in rows:
         if row.level in ladder.DISTRIBUTED and row.level != RAW_DDP:
-            pairs.append(Pair(row.name, row_name(RAW_DDP, row.workers), "ratio"))
+            pairs.append(Pair(row.name, replace(row, level=RAW_DDP).name, "ratio"))
     return records.group(title, "images/s", samples, facts, pairs)
 
 

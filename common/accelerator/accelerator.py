@@ -410,8 +410,6 @@ class Accelerator:
         if num_steps > 1:
             loss = loss / num_steps
         if self.scaler is not None:
-            for optimizer in self._optimizers:
-                optimizer.look_for_dropped_gradients()
             loss = self.scaler.scale(loss)
         loss.backward(**kwargs)
 
@@ -519,8 +517,6 @@ class Accelerator:
             torch.nn.utils.clip_grad_value_(parameters, clip_value)
 
     def _unscale_gradients_of(self, parameters: list[torch.Tensor]) -> None:
-        if self.scaler is None:
-            return
         wanted = {id(parameter) for parameter in parameters}
         for optimizer in self._optimizers:
             if any(id(parameter) in wanted for parameter in optimizer.parameters()):

@@ -20,10 +20,9 @@ checkpoint, save_ids.py says which parts belong to one save, and serialization.p
 
 import os
 import re
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,9 @@ import torch
 
 from .logging import get_logger
 from .loss_scaler import LossScaler
-from .operations import broadcast_object_list, errors_on_all_ranks, gather_object, run_on_all_ranks
+from .operations import broadcast_object_list, gather_object
 from .optimizer import AcceleratedOptimizer
+from .remote_errors import errors_on_all_ranks, run_on_all_ranks
 from .scheduler import AcceleratedScheduler
 from .shard import DataLoaderShard
 from .state import AcceleratorState, GradientState, PartialState
@@ -103,9 +103,7 @@ class RunState:
         objects = _by_file(OPTIMIZER_FILE, self.optimizers) | _by_file(SCHEDULER_FILE, self.schedulers)
         if self.scaler is not None:
             objects[SCALER_NAME] = self.scaler
-        for index, each in enumerate(self.custom_objects):
-            objects[CUSTOM_FILE.format(index)] = each
-        return objects
+        return objects | {CUSTOM_FILE.format(index): each for index, each in enumerate(self.custom_objects)}
 
     def loaders_by_file(self) -> dict[str, Any]:
         """All loaders by the names that their files have. A loader without a state has no file."""
@@ -132,7 +130,7 @@ def save_state(
     """Write everything that the run needs to go on, and return the folder. Other files in the folder stay.
 
     Each process that calls this writes its part, and by default waits for no other process. So the main process alone
-    may call it. Under FSDP all processes gather the weights of each model, so `all_ranks` is always on.
+    may call it. Under FSDP all processes have to gather weights and states, so `all_ranks` is always on.
 
     A rank has no part in the checkpoint if it did not call this, or failed or was killed before its part was complete.
     Then its generators and gradients are not there, and a run that goes on from the checkpoint is not exact. Gradients
@@ -154,17 +152,15 @@ def save_state(
         Exception: what a hook or an object met.
     """
     project = run.project
-    # Under FSDP asking for weights and states is a collective, which no rank may enter alone.
     all_ranks = all_ranks or AcceleratorState().is_fsdp2
-    stage = errors_on_all_ranks if all_ranks else nullcontext
-    if all_ranks:
-        # All take both from the main process, which may have saved alone before, and then has another number.
-        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-        folder = _folder_to_save(project, output_dir)
-    else:
-        folder = _folder_to_save(project, output_dir)
-        save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
+    if all_ranks:  # The main process may have saved alone before, and then has another number.
+        (project.iteration,) = broadcast_object_list([project.iteration])
+    folder = _folder_to_save(project, output_dir)
+    save_id = save_ids.next_id(folder, run.step % GradientState().num_steps, all_ranks)
     draft = draft_of_this_rank(folder)
+    stage = errors_on_all_ranks if all_ranks else nullcontext
+    # If this process fails alone, others may have saved under the number. If all fail, it stays, as in the original.
+    is_number_used = PartialState().use_distributed and not all_ranks
     try:  # checkpoint_folder.py shows what is on the disk after each stage.
         with stage():
             _begin_draft(run, folder, draft)
@@ -179,12 +175,13 @@ def save_state(
         with stage():  # The main part comes last, because with it the checkpoint appears.
             if run.writes_main_part:
                 publish_main_part(draft, folder)
+        is_number_used = True
     except BaseException:
         remove(draft)
-        if PartialState().use_distributed and not all_ranks:
-            project.iteration += 1  # Others may have saved under this number. Else it stays, as in the original.
         raise
-    project.iteration += 1
+    finally:
+        if is_number_used:
+            project.iteration += 1
     with stage():
         if run.writes_main_part and project.automatic_checkpoint_naming and project.total_limit is not None:
             remove_old_checkpoints(folder, project.total_limit)
@@ -244,11 +241,8 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
             states[name] = each.state_dict(is_needed=PartialState().is_local_main_process)
         else:
             states[name] = each.state_dict()
-    loader_states = {}
-    for name, loader in run.loaders_by_file().items():
-        state = loader.state_dict()
-        if state:
-            loader_states[name] = state
+    loader_states = {name: loader.state_dict() for name, loader in run.loaders_by_file().items()}
+    loader_states = {name: state for name, state in loader_states.items() if state}
     rank_state |= get_random_states(PartialState().device)
     rank_file = {RANDOM_STATES_FILE.format(PartialState().process_index): rank_state}
     if run.writes_main_part:
@@ -296,8 +290,7 @@ def load_state(
             default.
         load_kwargs: for `torch.load` of all but weights; `weights_only` is always on.
         with_loaders: give loaders their states too. Without, they stay as they are, and no state of theirs is missed.
-        load_model_func_kwargs: for the models' `load_state_dict`. The original's `map_location` changes nothing: files
-            are read to the CPU, and each state goes to where the object is that gets it.
+        load_model_func_kwargs: for the models' `load_state_dict`; but the original's `map_location` changes nothing.
 
     Raises:
         CheckpointError: naming the file that is missing, damaged, foreign or of another format; under automatic naming,
@@ -313,18 +306,13 @@ def load_state(
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
     # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
-    with errors_on_all_ranks():
-        if run.writes_main_part:
-            finish_or_warn(folder)
-    is_verified = input_dir is None and PartialState().is_main_process  # `_newest_checkpoint` has done it.
-    with errors_on_all_ranks(), ThreadPoolExecutor() as threads:
-        # Verification costs no time while this thread reads. What it finds is raised, and not what reading then meets.
-        verification = threads.submit(verify, folder) if run.writes_main_part and not is_verified else None
-        try:
-            saved = _read(run, folder, load_kwargs or {})
-        finally:
-            if verification is not None:
-                verification.result()
+    # On the main process's, `_newest_checkpoint` has done so.
+    is_known_whole = input_dir is None and PartialState().is_main_process
+    looks_after = run.writes_main_part and not is_known_whole
+    run_on_all_ranks(lambda: finish_or_warn(folder), looks_after)
+    verification = _verification(folder) if looks_after else nullcontext()
+    with errors_on_all_ranks(), verification:
+        saved = _read(run, folder, load_kwargs or {})
     with errors_on_all_ranks():
         _restore(run, saved, load_model_func_kwargs)
     with errors_on_all_ranks():  # Under FSDP this is a collective, so no rank may have failed before.
@@ -332,11 +320,7 @@ def load_state(
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
     if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
-        # The next number comes after the highest on the main process's disk: if the script has gone back to an older
-        # checkpoint, the newer ones stay.
-        folders = run_on_all_ranks(lambda: numbered(_folder_of_all(run.project)), PartialState().is_main_process)
-        next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
-        (run.project.iteration,) = broadcast_object_list([max(run.project.iteration, next_on_disk)])
+        run.project.iteration = _next_iteration(run.project)
     return saved.step
 
 
@@ -347,6 +331,28 @@ def _newest_checkpoint(project: ProjectConfiguration) -> Path:
     parent = _folder_of_all(project)
     name = run_on_all_ranks(lambda: recover_newest(parent).name, PartialState().is_main_process)
     return parent / broadcast_object_list([name])[0]
+
+
+@contextmanager
+def _verification(folder: Path) -> Iterator[None]:
+    """A block during which a thread verifies the checkpoint. What it finds is raised, and not what the block raises."""
+    with ThreadPoolExecutor() as threads:
+        verification = threads.submit(verify, folder)
+        try:
+            yield
+        finally:
+            verification.result()
+
+
+def _next_iteration(project: ProjectConfiguration) -> int:
+    """The number after the highest on the main process's disk, but no lower than its own number. A collective.
+
+    So the newer checkpoints stay if the script has gone back to an older one.
+    """
+    folders = run_on_all_ranks(lambda: numbered(_folder_of_all(project)), PartialState().is_main_process)
+    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+    (iteration,) = broadcast_object_list([max(project.iteration, next_on_disk)])
+    return iteration
 
 
 @dataclass(frozen=True)
@@ -370,16 +376,23 @@ class SavedRun:
     def weights_name(self) -> str:
         return SAFE_WEIGHTS_NAME if SAFE_WEIGHTS_NAME in self.checkpoint.files else WEIGHTS_NAME
 
+    def loader_state(self, name: str) -> dict[str, Any]:
+        """The state that this rank's loader of this name had; that of rank 0 if there is no other."""
+        of_rank_0 = self.states.get(name, {})
+        own = self.rank_state.get("loaders", {}).get(name, of_rank_0)
+        # With `even_batches=False` the last ranks end an epoch a step before rank 0, whose part says when it is over.
+        epoch = {key: value for key, value in of_rank_0.items() if key in ("epoch", "is_over")}
+        return own | epoch
+
 
 def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     """Read everything but the weights of models, and change nothing in the run."""
     checkpoint = read_checkpoint(folder)
     num_saved = len([name for name in checkpoint.files if re.fullmatch(CUSTOM_FILE.format("[0-9]+"), name)])
-    num_registered = len(run.custom_objects)
-    if num_saved != num_registered:
+    if num_saved != len(run.custom_objects):
         raise RuntimeError(
             f"Number of custom checkpoints in folder {folder} does not match the number of registered objects:"
-            f" {num_saved}, not {num_registered}"
+            f" {num_saved}, not {len(run.custom_objects)}"
         )
     names = list(run.objects_by_file())
     # A loader that was prepared after the checkpoint has no file, and starts at its beginning.
@@ -450,18 +463,12 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
     models_by_file = _by_file(saved.weights_name, models)
     for name in models_by_file:
         saved.checkpoint.require_file(name)
-    loader_states = saved.states | saved.rank_state.get("loaders", {})
     for name, loader in run.loaders_by_file().items():
-        # With `even_batches=False` the last ranks end an epoch a step before rank 0, whose part says when it is over.
-        of_rank_0 = saved.states.get(name, {})
-        epoch = {key: value for key, value in of_rank_0.items() if key in ("epoch", "is_over")}
-        loader.load_state_dict(loader_states.get(name, {}) | epoch)
+        loader.load_state_dict(saved.loader_state(name))
     for name, model in models_by_file.items():
         bare = innermost_model(model)
         weights = under_names_of(bare, _read_file(saved.checkpoint, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
-    for optimizer in run.optimizers:
-        optimizer.note_gradients_dropped()  # `_restore_gradients` replaces them.
     for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
     if saved.rank_state:
@@ -487,12 +494,12 @@ def _warn_of_ranks_without_part(saved: SavedRun) -> None:
 
 
 def _warn_of_files_without_object(run: RunState, saved: SavedRun, with_loaders: bool) -> None:
-    kinds = "model|pytorch_model|optimizer|scheduler"
+    kinds = [SAFE_WEIGHTS_NAME, WEIGHTS_NAME, OPTIMIZER_FILE, SCHEDULER_FILE]
     if with_loaders:
-        kinds += "|sampler|dl_state_dict"
-    names = re.compile(rf"({kinds})(_[0-9]+)?\.(safetensors|bin)")
+        kinds += [SAMPLER_FILE, LOADER_FILE]
     taken = saved.states | _by_file(saved.weights_name, run.models)
-    left = [name for name in sorted(saved.checkpoint.files) if names.fullmatch(name) and name not in taken]
+    not_taken = sorted(saved.checkpoint.files - taken.keys())
+    left = [name for name in not_taken if re.sub(r"_[0-9]+\.", ".", name) in kinds]
     if left:
         hint = "nothing is prepared that takes it: call `prepare` before `load_state`"
         logger.warning("%s holds %s, and %s", saved.checkpoint.folder, ", ".join(left), hint)

@@ -96,54 +96,38 @@ def prepare_data_loader(
         num_processes = state.num_processes
     process_index = state.process_index if process_index is None else process_index
     _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
-    skipped = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
-    skipped_steps, extra_batches = divmod(skipped, 1 if split_batches else num_processes)
-    if extra_batches > 0:
-        raise ValueError(f"{skipped} skipped batches are no whole number of steps: skip steps after `prepare` instead")
     index_sampler = index_sampler_of(dataloader)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
 
+    skipped_batches = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
+    settings: dict[str, Any] = {
+        "skip_batches": skipped_batches if split_batches else skipped_batches // num_processes,
+        "use_stateful_dataloader": use_stateful_dataloader,
+        "_drop_last": dataloader.drop_last,
+        "_non_blocking": non_blocking,
+    }
     if dispatch_batches:
         # As in the original, the seed that torch's loader draws comes from torch's generator.
         loading = loading_arguments(dataloader, index_sampler) | {"generator": None}
-        return DataLoaderDispatcher(
-            dataset,
-            split_batches,
-            slice_fn_for_dispatch,
-            skip_batches=skipped_steps,
-            use_stateful_dataloader=use_stateful_dataloader,
-            _drop_last=dataloader.drop_last,
-            _non_blocking=non_blocking,
-            **loading,
-        )
+        return DataLoaderDispatcher(dataset, split_batches, slice_fn_for_dispatch, **settings, **loading)
 
-    order_generator = None
+    settings |= {"device": device if put_on_device else None, "rng_types": rng_types}
     if num_processes == 1:
-        loading = loading_arguments(dataloader, index_sampler)
-    elif is_stream:
+        return DataLoaderShard(dataset, **settings, **loading_arguments(dataloader, index_sampler))
+
+    sharding: tuple = (num_processes, process_index, split_batches, even_batches)
+    if is_stream:
         # A stream has no sample numbers, so the samples themselves are batched and dealt out, as if it were a sampler.
         size: Any = dataloader.batch_size
-        batches: Any = BatchSampler(dataset, size, dataloader.drop_last)
-        shard = BatchSamplerShard(batches, num_processes, process_index, split_batches, even_batches)
-        order_generator = generator_of(dataset)
-        dataset = StreamShard(dataset, shard)
+        shard = BatchSamplerShard(BatchSampler(dataset, size, dataloader.drop_last), *sharding)
         loading = loading_arguments(dataloader, None) | {"batch_size": shard.samples_per_process}
-    else:
-        order_generator = _generator_for_all(index_sampler, use_seedable_sampler, rng_types)
-        shard = BatchSamplerShard(index_sampler, num_processes, process_index, split_batches, even_batches)
-        loading = loading_arguments(dataloader, shard)
-    return DataLoaderShard(
-        dataset,
-        device=device if put_on_device else None,
-        rng_types=rng_types,
-        synchronized_generator=order_generator,
-        skip_batches=skipped_steps,
-        use_stateful_dataloader=use_stateful_dataloader,
-        _drop_last=dataloader.drop_last,
-        _non_blocking=non_blocking,
-        **loading,
-    )
+        generator = generator_of(dataset)
+        return DataLoaderShard(StreamShard(dataset, shard), synchronized_generator=generator, **settings, **loading)
+
+    generator = _generator_for_all(index_sampler, use_seedable_sampler, rng_types)
+    loading = loading_arguments(dataloader, BatchSamplerShard(index_sampler, *sharding))
+    return DataLoaderShard(dataset, synchronized_generator=generator, **settings, **loading)
 
 
 def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types: Any) -> torch.Generator | None:
@@ -155,23 +139,20 @@ def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types
     sampler: Any = getattr(index_sampler, "sampler", None)
     if not hasattr(sampler, "generator"):
         return None
-    if use_seedable_sampler and not _orders_differ(sampler, rng_types):
-        return None
+    if use_seedable_sampler:
+        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+            return None  # The order follows from the epoch, or each sample is drawn by itself.
+        if sampler.generator is None and "torch" in (rng_types or ()):
+            return None  # Each pass takes over torch's.
+        state = (generator_of(sampler) or torch.default_generator).get_state()
+        states = gather_object([state])  # a collective: all ranks come here
+        if all(torch.equal(state, other) for other in states):
+            return None  # The processes draw one order already.
     if sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
         sampler.generator.manual_seed(int(seed))
     return generator_of(sampler)
-
-
-def _orders_differ(sampler: Any, rng_types: Any) -> bool:
-    """True if the processes' orders by `sampler` differ, and have each sample once. A collective."""
-    if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-        return False  # The order follows from the epoch, or each sample is drawn by itself.
-    if sampler.generator is None and "torch" in (rng_types or ()):
-        return False  # Each pass takes over torch's.
-    state = (generator_of(sampler) or torch.default_generator).get_state()
-    return not all(torch.equal(state, other) for other in gather_object([state]))
 
 
 def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:
@@ -197,6 +178,9 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
             "leave its loader unprepared"
         )
+    skipped = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
+    if skipped % num_processes and not split_batches:
+        raise ValueError(f"{skipped} skipped batches are no whole number of steps: skip steps after `prepare` instead")
 
 
 def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:

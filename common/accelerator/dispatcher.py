@@ -6,11 +6,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from .operations import RemoteError, broadcast_object_list, run_on_all_ranks
+from .operations import broadcast_object_list
 from .position import Position
 from .reader import Order
+from .remote_errors import RemoteError, run_on_all_ranks
 from .rows import READ_EVERYWHERE, Entries, WholeBatch, join_batches
-from .sampler import ShortStep, SkipBatchSampler, Step, groups_of
+from .sampler import ShortStep, Step, groups_of
 from .shard import DataLoaderShard
 from .state import PartialState
 
@@ -36,14 +37,14 @@ class DataLoaderDispatcher(DataLoaderShard):
             None takes its rows. What it raises on a process other than the main one is raised there alone.
     """
 
+    num_skip_samplers = 1  # The original's dispatcher tells the epoch to as few samplers as a loader that skips.
+
     def __init__(
         self, dataset: Any, split_batches: bool = False, slice_fn: Callable[..., Any] | None = None, **kwargs: Any
     ) -> None:
         self.state = PartialState()
         kwargs.setdefault("device", self.state.device)
         super().__init__(dataset, **kwargs)
-        # The original's dispatcher looks for a `set_epoch` one sampler less deep, as a loader that skips.
-        self._original_batch_sampler = SkipBatchSampler(self.batch_sampler)
         self.split_batches = split_batches
         self.batches_read_per_step = 1 if split_batches else self.state.num_processes
         self.slice_fn = slice_fn
@@ -68,21 +69,26 @@ class DataLoaderDispatcher(DataLoaderShard):
 
     def _read(self, order: Order) -> Iterator[Step]:
         """This process's part of the steps that the main process reads."""
-        reader = self._get_reader()
         if self.state.num_processes == 1 and self.slice_fn is None:
-            return map(self._undivided, reader.read(order))
+            return map(self._undivided, super()._read(order))
+        reader = run_on_all_ranks(partial(self._reader_of, order))
         if self.state.is_main_process:
-            steps = run_on_all_ranks(partial(reader.read, order))
+            steps = run_on_all_ranks(reader.read)
             # Whether a step is short is known when all its batches are joined.
             batches = self._joined_batches(step.content for step in steps)
             return self._send_steps(self._whole_steps(batches), order.position)
-        run_on_all_ranks(partial(reader.draw_only, order))
+        run_on_all_ranks(reader.draw_only)
         return self._receive_steps(order.position)
 
     def _undivided(self, step: Step) -> Step:
         """A step of the only process, which gets the whole batch, whatever has rows in it."""
-        num_real = Entries(step.content).count_rows_if_known()
-        if num_real in (None, self.total_batch_size):
+        entries = Entries(step.content)
+        try:
+            entries.check_rows([])
+            num_real = entries.count_rows()
+        except ValueError:  # Nothing has rows, or there are different numbers of them.
+            return step
+        if num_real == self.total_batch_size:
             return step
         return step._replace(short_step=ShortStep((num_real,), num_real))
 

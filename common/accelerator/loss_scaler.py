@@ -1,5 +1,6 @@
 """The scale of the loss under fp16, which adapts by itself to the optimizer steps that were made."""
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,11 +14,15 @@ class LossScaler(torch.amp.GradScaler):
 
         READY       They carry the scale of the loss.
         UNSCALED    `unscale_` has divided them by it, so that they can be clipped. Their step is still to come.
-        STEPPED     `step` has used them, or the script has dropped or replaced them. They count in the next `update`.
+        STEPPED     `step` has used them, or the script has dropped them. They count in the next `update`.
 
     `update` adapts the scale to what is STEPPED, and makes it READY. This class calls it when the scale is next used,
-    read, saved or replaced. torch's own `update` would count what is UNSCALED too, and forget that it was divided.
+    read or saved. torch's own `update` would count what is UNSCALED too, and forget that it was divided.
     """
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        super().unscale_(optimizer)
+        self._per_optimizer_states[id(optimizer)]["optimizer"] = optimizer
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step `optimizer`, unless one of its gradients is not finite."""
@@ -50,11 +55,12 @@ class LossScaler(torch.amp.GradScaler):
         return self._stage_of(optimizer) is OptState.UNSCALED
 
     def _stage_of(self, optimizer: torch.optim.Optimizer) -> OptState | None:
+        # Asking by [] would make a state, and a scaler that has any cannot be pickled.
         state = self._per_optimizer_states.get(id(optimizer))
         return None if state is None else state["stage"]
 
     def note_gradients_dropped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note that unscaled gradients were dropped or replaced. If they were not finite, the scale shrinks."""
+        """Take note that unscaled gradients were set to zero or None. If they were not finite, the scale shrinks."""
         if self.has_unscaled(optimizer):
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
 
@@ -72,24 +78,33 @@ class LossScaler(torch.amp.GradScaler):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # The steps so far were made with the scale that is replaced, and must not change the new one.
-        self._update_if_due()
+        # The gradients so far had the scale that is replaced. `load_state` replaces them too.
+        self._per_optimizer_states.clear()
         super().load_state_dict(state_dict)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Adapt the scale to the gradients that are STEPPED. Scripts may call it for optimizers of their own."""
-        unscaled = {}
-        for optimizer_id, state in list(self._per_optimizer_states.items()):
-            if state["stage"] is OptState.UNSCALED:
-                unscaled[optimizer_id] = self._per_optimizer_states.pop(optimizer_id)
-        # Where all gradients are UNSCALED there is nothing to adapt the scale to, and torch's `update` would raise.
-        if self._has_stepped() or not unscaled or new_scale is not None:
-            super().update(new_scale)
-        self._per_optimizer_states.update(unscaled)
+        states = self._per_optimizer_states
+        unscaled = {key: state for key, state in states.items() if state["stage"] is OptState.UNSCALED}
+        if unscaled and new_scale is None and not self._has_stepped():
+            return  # There is nothing to adapt the scale to, and torch's `update` would raise.
+        for key in unscaled:
+            del states[key]
+        super().update(new_scale)
+        self._per_optimizer_states.update(unscaled)  # torch begins with new states
+
+    def _update_if_due(self) -> None:
+        for state in self._per_optimizer_states.values():
+            # The script may have dropped unscaled gradients by `model.zero_grad()`.
+            if state["stage"] is OptState.UNSCALED and not has_gradients(state["optimizer"]):
+                state["stage"] = OptState.STEPPED
+        if self._has_stepped():
+            self.update()
 
     def _has_stepped(self) -> bool:
         return any(state["stage"] is OptState.STEPPED for state in self._per_optimizer_states.values())
 
-    def _update_if_due(self) -> None:
-        if self._has_stepped():
-            self.update()
+
+def has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return any(parameter.grad is not None for parameter in parameters)

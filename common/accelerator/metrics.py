@@ -41,28 +41,33 @@ def gather_for_metrics(data: Any, loader: Any = None, use_gather_object: bool = 
         RuntimeError: if some process has no batch in this step, so that it cannot take part, or as `gather_object`.
         DistributedOperationException: as `gather`; in an uneven step only the numbers of rows may differ.
     """
-    same_rows = True  # of all processes, unless the step is short
-    num_real = None  # Nothing is cut off.
     short_step = None if loader is None else loader.short_step
-    if short_step is not None:
-        num_batches = len(short_step.rows)
-        if num_batches < PartialState().num_processes:
-            present = f"only ranks 0 to {num_batches - 1} have a batch in this step"
-            raise RuntimeError(f"{present}: evaluate with even_batches=True")
-        same_rows = len(set(short_step.rows)) == 1
-        # Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler
-        # may yield short batches before, or batches of any size. They repeat nothing, so nothing is cut there.
-        repeats_samples = short_step.num_real_all_ranks < sum(short_step.rows)
-        if repeats_samples or (loader.end_of_dataloader and loader.total_batch_size is not None):
-            num_real = short_step.num_real_all_ranks
-
+    if short_step is not None and len(short_step.rows) < PartialState().num_processes:
+        present = f"only ranks 0 to {len(short_step.rows) - 1} have a batch in this step"
+        raise RuntimeError(f"{present}: evaluate with even_batches=True")
     if use_gather_object:
-        return _first_rows(_gather_entries(data), num_real)
+        return _first_rows(_gather_entries(data), _rows_to_keep(loader))
     structure = SortedLeaves(data, is_list_of_entries)
+    same_rows = short_step is None or len(set(short_step.rows)) == 1  # on all processes
     gathered = _gather_values(structure.named, same_rows)
-    if any(isinstance(value, torch.Tensor) and value.ndim == 0 for value in gathered):
-        num_real = None  # In a single process a scalar stays one. As in the original, nothing beside it is cut.
-    return structure.replace_sorted(_first_rows(value, num_real) for value in gathered)
+    # In a single process a scalar stays one. As in the original, nothing beside it is cut.
+    has_scalar = any(isinstance(value, torch.Tensor) and value.ndim == 0 for value in gathered)
+    num_rows = None if has_scalar else _rows_to_keep(loader)
+    return structure.replace_sorted(_first_rows(value, num_rows) for value in gathered)
+
+
+def _rows_to_keep(loader: Any) -> int | None:
+    """The number of real samples in this step, if results are cut to it; else None.
+
+    Samples are repeated in the last step, and where one loader worker's share of a stream ends. A batch sampler may
+    yield short batches before, or batches of any size. They repeat nothing, so nothing is cut there.
+    """
+    if loader is None or loader.short_step is None:
+        return None
+    num_real = loader.short_step.num_real_all_ranks
+    repeats_samples = num_real < sum(loader.short_step.rows)
+    is_last = loader.end_of_dataloader and loader.total_batch_size is not None
+    return num_real if repeats_samples or is_last else None
 
 
 def _first_rows(value: Any, number: int | None) -> Any:

@@ -1,6 +1,6 @@
 """Collectives on nested structures (gather, reduce, broadcast, pad), and moving and converting the tensors in them.
 
-First comes what works on this process alone, then the collectives, and then errors of one rank that all ranks raise.
+First comes what works on this process alone, and then the collectives.
 
 A collective takes its structure apart, lets `exchange.py` compare what the ranks send and fetch the bytes of all of
 them, and puts the structure together again. With `gather({"y": y, "x": x})` on two ranks these steps follow each other:
@@ -14,9 +14,8 @@ them, and puts the structure together again. With `gather({"y": y, "x": x})` on 
 On nccl nothing is compared: `exchange.py` says why, and what happens there if the ranks differ.
 """
 
-import contextlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import update_wrapper, wraps
 from itertools import chain
 from typing import Any
@@ -356,35 +355,3 @@ def _pad_one(tensor: torch.Tensor, dim: int, length: int, pad_index: float, pad_
     padding = tensor.new_full(shape, pad_index)
     parts = [padding, tensor] if pad_first else [tensor, padding]
     return torch.cat(parts, dim=dim)
-
-
-class RemoteError(RuntimeError):
-    """Raised on a process that met no error itself, because another process met one; it quotes that error."""
-
-
-@contextlib.contextmanager
-def errors_on_all_ranks() -> Iterator[None]:
-    """A block after which all processes raise if one of them has raised in it. So none waits for one that failed.
-
-    A collective: all processes must enter it.
-
-    Raises:
-        RemoteError: on the other processes.
-    """
-    error: BaseException | None = None
-    try:
-        yield
-    except (Exception, SystemExit) as failure:
-        error = failure
-    rank = PartialState().process_index
-    errors = gather_object([] if error is None else [f"rank {rank}: {type(error).__name__}: {error}"])
-    if error is not None:
-        raise error
-    if errors:
-        raise RemoteError(errors[0])
-
-
-def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
-    """The result of `action()`, within `errors_on_all_ranks`, or None unless `runs_here`."""
-    with errors_on_all_ranks():
-        return action() if runs_here else None

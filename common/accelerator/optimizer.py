@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .loss_scaler import LossScaler
+from .loss_scaler import LossScaler, has_gradients
 from .state import GradientState
 from .utils import fsdp_utils
 from .utils.weights import is_dtensor
@@ -43,7 +43,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             return
         if self.scaler is None:
             self.optimizer.step(closure)
-        elif self.has_gradients():
+        elif has_gradients(self.optimizer):
             self.scaler.step(self.optimizer, closure)
             self._found_inf = self.scaler.found_inf_of(self.optimizer)
         else:
@@ -63,7 +63,8 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
             self.optimizer.zero_grad()
         else:
             raise ValueError("`set_to_none` for Optimizer.zero_grad` is not supported by this optimizer.")
-        self.note_gradients_dropped()
+        if self.scaler is not None:
+            self.scaler.note_gradients_dropped(self.optimizer)
 
     @property
     def step_was_skipped(self) -> bool:
@@ -78,27 +79,13 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
 
     def unscale(self) -> None:
         """Divide the gradients by the scale of the loss: once before a step, however often this is called."""
-        if self.scaler is None or self.scaler.has_unscaled(self.optimizer):
-            return
-        if self.has_gradients():
-            self.scaler.unscale_(self.optimizer)
-
-    def note_gradients_dropped(self) -> None:
-        """Take note that the gradients are dropped or replaced before there was a step with them."""
-        if self.scaler is not None:
-            self.scaler.note_gradients_dropped(self.optimizer)
-
-    def look_for_dropped_gradients(self) -> None:
-        """Take note of gradients that the script has dropped by `model.zero_grad()`, unseen by this optimizer."""
-        if not self.has_gradients():
-            self.note_gradients_dropped()
+        scaler = self.scaler
+        if scaler is not None and not scaler.has_unscaled(self.optimizer) and has_gradients(self.optimizer):
+            scaler.unscale_(self.optimizer)
 
     def parameters(self) -> Iterator[torch.Tensor]:
         for group in self.param_groups:
             yield from group["params"]
-
-    def has_gradients(self) -> bool:
-        return any(parameter.grad is not None for parameter in self.parameters())
 
     def train(self) -> None:
         """Enter the training mode of an optimizer that has one, as the schedule-free ones have."""

@@ -114,9 +114,8 @@ class Progress:
         resumes = Resumes.NOT
         if loaded is not None and loaded.epoch == self.epoch and loaded.steps_done > 0:
             resumes = Resumes.AT_POSITION
-            if skip in (self.prepared_skip, loaded.steps_done):
-                position = loaded
-            else:
+            position = replace(loaded)  # It moves, and copies of the loader begin at `loaded` too.
+            if skip not in (self.prepared_skip, loaded.steps_done):
                 position = replace(loaded, steps_done=skip, is_over=False, read_ahead_states=None)
         elif loaded is not None and self.epoch_is_open and skip > self.prepared_skip:
             resumes = Resumes.BY_HAND

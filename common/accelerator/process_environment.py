@@ -15,6 +15,7 @@ from common.launch import LAUNCHER_THREADS
 
 PROCESS_VARIABLES = ("RANK", "LOCAL_RANK")
 MEETING_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")  # not needed where the script gives another meeting point
+# The times for which a collective waits for a missing rank where nobody says how long.
 NCCL_TIMEOUT = timedelta(minutes=10)
 GLOO_TIMEOUT = timedelta(minutes=30)
 
@@ -67,12 +68,11 @@ def _check_ranks(processes: Processes, gpus: int) -> None:
     """Refuse ranks that are out of range: the others would wait for such a rank until the time-out."""
     rank_fits = 0 <= processes.rank < processes.world_size
     local_rank_fits = 0 <= processes.local_rank < processes.local_world_size
-    if rank_fits and local_rank_fits:
-        return
-    raise ValueError(
-        f"RANK={processes.rank} of WORLD_SIZE={processes.world_size} and LOCAL_RANK={processes.local_rank} of "
-        f"{processes.local_world_size} (LOCAL_WORLD_SIZE, else {gpus} GPUs) do not fit together"
-    )
+    if not (rank_fits and local_rank_fits):
+        raise ValueError(
+            f"RANK={processes.rank} of WORLD_SIZE={processes.world_size} and LOCAL_RANK={processes.local_rank} of "
+            f"{processes.local_world_size} (LOCAL_WORLD_SIZE, else {gpus} GPUs) do not fit together"
+        )
 
 
 def choose_device(cpu: bool, gpus: int, processes: Processes) -> torch.device:
@@ -104,8 +104,3 @@ def choose_backend(requested: str | None, gpus: int, local_world_size: int) -> s
     if requested not in (None, "gloo"):
         raise ValueError(f"Your assigned backend {requested} is not available, please use gloo")
     return "gloo"
-
-
-def default_timeout(backend: str) -> timedelta:
-    """The time for which a collective waits for a missing rank where nobody says how long."""
-    return NCCL_TIMEOUT if backend == "nccl" else GLOO_TIMEOUT

@@ -1,9 +1,10 @@
 """Torch's own loader, which reads for a prepared one: how it is made, and when it draws."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice, tee
+from itertools import islice
 from typing import Any
 
 import torch
@@ -55,9 +56,6 @@ class Order:
     index_sampler: Any  # A stream is read without it.
     skipped: int  # batches that are left out
 
-    def begin(self, begin_reading: Callable[[], Iterator[Step]]) -> Iterator[Step]:
-        return begin_reading()
-
     def draw(self) -> Iterator[Step]:
         """The steps of the index sampler.
 
@@ -71,7 +69,7 @@ class Order:
 
 
 class Reader:
-    """Torch's loader with the data and the options of a prepared `loader`.
+    """Torch's loader with the data and the options of a prepared `loader`, for a pass in this `order`.
 
     The prepared loader shows scripts their own batch sampler, which torch forbids to change after `__init__`. Torch's
     has a PassSampler in its place. A sampler that draws before the seed gets other numbers than one that draws after
@@ -84,8 +82,8 @@ class Reader:
         next(…) for the first batch         the order by the samplers of `sampler.py`, and any in a stateful loader
     """
 
-    def __init__(self, loader: DataLoader) -> None:
-        self._pass_sampler = PassSampler()
+    def __init__(self, loader: DataLoader, order: Order) -> None:
+        self._pass_sampler = PassSampler(order)
         arguments = loading_arguments(loader, self._pass_sampler)
         if isinstance(loader.dataset, StreamShard):  # It makes the batches by itself.
             collate_fn = partial(collate_step, loader.collate_fn)
@@ -93,17 +91,21 @@ class Reader:
         self._loader = DataLoader(loader.dataset, **arguments)
         self._has_drawn_seed = False
 
-    def read(self, order: Order) -> Iterator[Step]:
-        """The steps of a pass, each with its batch."""
+    def replace_order(self, order: Order) -> None:
+        """Read another pass. Torch's loader keeps its sampler as long as its workers stay alive."""
         self._pass_sampler.order = order
+
+    def read(self) -> Iterator[Step]:
+        """The steps of the pass, each with its batch."""
+        order = self._pass_sampler.order
         batches = iter(self._loader)  # This calls `iter` of the PassSampler, perhaps twice.
         if isinstance(self._loader.dataset, StreamShard):  # It makes Steps by itself.
             return order.skip(batches)
         if isinstance(self._loader.dataset, IterableDataset):
             return order.skip(Step(batch, None) for batch in batches)
-        return (next(self._pass_sampler.drawn)._replace(content=batch) for batch in batches)
+        return map(self._pass_sampler.step_with, batches)
 
-    def draw_only(self, order: Order) -> None:
+    def draw_only(self) -> None:
         """Draw, on another process, what the main process of a dispatching loader draws, and read nothing.
 
             draw in each pass         a seed                     the order, but of a stream
@@ -115,8 +117,9 @@ class Reader:
         torch's. No workers are started.
         """
         if self._loader.num_workers == 0:
-            self.read(order)  # This draws the seed and, as in the original, calls `iter` of a stream.
+            self.read()  # This draws the seed and, as in the original, calls `iter` of a stream.
             return
+        order = self._pass_sampler.order
         if not self._has_drawn_seed:
             order.draw()
             torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
@@ -127,16 +130,25 @@ class Reader:
             pass
 
 
+@dataclass(eq=False)
 class PassSampler:
-    """The batch sampler of torch's loader: the sample numbers of the pass that began last.
+    """The batch sampler of torch's loader: the sample numbers of one pass.
 
-    Torch's loader gets the sample numbers alone, and returns the batches in their order. The Steps of these batches
-    come from `drawn`.
+    Torch's loader gets the sample numbers alone, and returns the batches in their order. Until then the steps wait.
     """
 
     order: Order
-    drawn: Iterator[Step]
+    waiting: deque[Step] = field(default_factory=deque)
 
     def __iter__(self) -> Iterator[Any]:
-        steps, self.drawn = tee(self.order.draw())
-        return (step.content for step in steps)
+        self.waiting.clear()
+        return map(self.sample_numbers, self.order.draw())
+
+    def sample_numbers(self, step: Step) -> Any:
+        """Those of this step, which waits for its batch."""
+        self.waiting.append(step)
+        return step.content
+
+    def step_with(self, batch: Any) -> Step:
+        """The step of this batch, which torch's loader has just returned."""
+        return self.waiting.popleft()._replace(content=batch)

@@ -13,17 +13,17 @@ made: S and B. An epoch of six batches, with a checkpoint after the third, when 
 A Replay notes S and B, and in the resumed run it first goes to those of the checkpoint.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 import torch
 
 from .position import Position
 from .reader import Order
-from .sampler import Step, generator_of, steps_of
+from .sampler import Step, generator_of, sampler_chain, steps_of
 from .utils.random import get_random_states, set_random_states
 
 
@@ -35,23 +35,17 @@ class Replay(Order):
     """
 
     generators: "Generators"
-    goes_on: bool  # at the Position of a checkpoint, or in its order
     has_workers: bool  # which read with generators of their own, so B would say nothing
 
-    def begin(self, begin_reading: Callable[[], Iterator[Step]]) -> Iterator[Step]:
-        """The steps that `begin_reading` returns. When each is yielded, the states B are noted for the next one."""
-        if self.goes_on:
-            # The interrupted run has drawn the seed, the order and the first step before it saved. Here they are drawn
-            # for the second time, and leave no trace.
-            with self.generators.restored():
-                steps = begin_reading()
-                first = list(islice(steps, 1))
-            steps = chain(first, steps)
-        else:
-            steps = begin_reading()
-        for step in steps:
+    def note_read_ahead(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """`steps`. When one is read, and it is not the first, the states B are noted from which it was read."""
+        step = next(steps, None)
+        while step is not None:
             yield step
-            self.position.read_ahead_states = None if self.has_workers else self.generators.states()
+            states = None if self.has_workers else self.generators.states()
+            step = next(steps, None)
+            # Not earlier: until the Position moves, it has the states of the step before. A script may save meanwhile.
+            self.position.read_ahead_states = states
 
     def draw(self) -> Iterator[Step]:
         """The steps of the index sampler, whose order is drawn from S.
@@ -59,6 +53,8 @@ class Replay(Order):
         This runs within torch's loader, right before it reads the samples. `iter` of a script's own sampler is called
         with the first step, and not before, so that S is noted right before the order is drawn.
         """
+        # A script's batch sampler may have got another sampler in its `set_epoch`.
+        self.generators.sampler = sampler_chain(self.index_sampler)[-1]
         if self.position.order_states is not None:
             self.generators.go_to_order(self.position.order_states)
         self.position.order_states = self.generators.states()

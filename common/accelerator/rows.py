@@ -69,18 +69,9 @@ class Entries:
         for array in self.arrays.values():
             return len(array)
         for name, entries in self.lists.items():
-            if _texts_in_each(entries) is not None:
-                raise _ambiguous(name)
+            _refuse_columns(name, entries)
             return len(entries)
         raise ValueError(f"nothing in the batch has a row for each sample: {READ_EVERYWHERE}")
-
-    def count_rows_if_known(self) -> int | None:
-        """None where nothing has rows, or there are different numbers of them."""
-        try:
-            self.check_rows([])
-            return self.count_rows()
-        except ValueError:
-            return None
 
     def lists_with_rows(self) -> list[str]:
         """The names of the lists that have as many entries as the batch has rows."""
@@ -90,9 +81,9 @@ class Entries:
     def check_no_columns(self) -> None:
         """Raise ValueError if a list may be one of columns, which have as many entries as the batch has rows."""
         rows = self.count_rows()
-        for name, entries in self.lists.items():
-            if rows > 1 and _texts_in_each(entries) == rows:  # A column of one row is a row, too.
-                raise _ambiguous(name)
+        if rows > 1:  # A column of one row is a row, too.
+            for name, entries in self.lists.items():
+                _refuse_columns(name, entries, rows)
 
     def check_rows(self, row_lists: Collection[str]) -> None:
         """Raise ValueError if arrays and `row_lists`, or without arrays all lists, have different numbers of rows."""
@@ -118,23 +109,20 @@ class Entries:
         return replace_leaves(self.batch, (self.by_name | others).values(), _has_no_arrays)
 
 
-def _texts_in_each(entries: Sequence[Any]) -> int | None:
-    """The length of the columns that `entries` may be: lists of equally many texts; else None.
+def _refuse_columns(name: str, entries: Sequence[Any], rows: int | None = None) -> None:
+    """Raise ValueError if `entries` may be columns: lists of equally many texts, of `rows` if that number is known.
 
-    It is 2 for `[("a", "b"), ("A", "B"), ("x", "y")]`, and for `[{"a": ["x", "y"]}, {"a": ["z", "w"]}]`. Of numbers
-    torch's default_collate makes tensors.
+    `[("a", "b"), ("A", "B"), ("x", "y")]` may be three columns of two rows, as `[{"a": ["x", "y"]}, {"a": ["z", "w"]}]`
+    may be two. Of numbers torch's default_collate makes tensors.
     """
     lengths = set()
     for entry in entries:
         for column in leaves(entry, is_list_of_entries):
             if not isinstance(column, (list, tuple)) or not all(isinstance(text, (str, bytes)) for text in column):
-                return None
+                return
             lengths.add(len(column))
-    return lengths.pop() if len(lengths) == 1 else None
-
-
-def _ambiguous(name: str) -> ValueError:
-    return ValueError(f"the lists in {name} may be samples or columns: {READ_EVERYWHERE}")
+    if len(lengths) == 1 and rows in (None, *lengths):
+        raise ValueError(f"the lists in {name} may be samples or columns: {READ_EVERYWHERE}")
 
 
 class WholeBatch(NamedTuple):

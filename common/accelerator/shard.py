@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -63,6 +63,8 @@ class DataLoaderShard(DataLoader):
 
     # Batches that a process reads for one step: the main process of a DataLoaderDispatcher reads those of all ranks.
     batches_read_per_step = 1
+    # The original has so many SkipBatchSamplers around the batch sampler: each call of `skip_first_batches` adds one.
+    num_skip_samplers = 0
 
     def __init__(
         self,
@@ -87,8 +89,6 @@ class DataLoaderShard(DataLoader):
         self._drop_last = _drop_last
         self._non_blocking = _non_blocking
         self.progress = Progress(prepared_skip=skip_batches)
-        # In the original each call of `skip_first_batches` puts another one around the loader's batch sampler.
-        self._original_batch_sampler: Any = self.batch_sampler
         self._reader: Reader | None = None  # kept only if its workers stay alive from pass to pass
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # DataLoader names a class of its own
@@ -96,9 +96,7 @@ class DataLoaderShard(DataLoader):
         this_pass = progress.begin_pass(self.skip_batches)
         self.gradient_state._add_dataloader(self)
         try:
-            order = self._order(this_pass)
-            begin = self._begin_by_hand if this_pass.resumes == Resumes.BY_HAND else self._begin_reading
-            steps = order.begin(partial(begin, order))
+            steps = self._begin(this_pass)
             following = next(steps, None)
             while following is not None:
                 batch, short_step = following
@@ -112,15 +110,26 @@ class DataLoaderShard(DataLoader):
             self.gradient_state._remove_dataloader(self)
         progress.end_epoch(this_pass)
 
-    def _order(self, this_pass: Pass) -> Order:
-        """The steps of the pass, to be read; with `use_stateful_dataloader` they may have been drawn by another run."""
+    def _begin(self, this_pass: Pass) -> Iterator[Step]:
+        """Begin to read the steps of the pass, each with the batch of this process."""
+        position = this_pass.position
         index_sampler = index_sampler_of(self)
-        skipped = this_pass.position.steps_done * self.batches_read_per_step
-        if not self.use_stateful_dataloader:
-            return Order(this_pass.position, index_sampler, skipped)
-        goes_on = this_pass.resumes == Resumes.AT_POSITION
-        has_workers = self.num_workers > 0
-        return Replay(this_pass.position, index_sampler, skipped, self._generators, goes_on, has_workers)
+        skipped = position.steps_done * self.batches_read_per_step
+        order = Order(position, index_sampler, skipped)
+        if self.use_stateful_dataloader:
+            order = Replay(position, index_sampler, skipped, self._generators, has_workers=self.num_workers > 0)
+        if this_pass.resumes == Resumes.BY_HAND:
+            steps = self._begin_by_hand(order)
+        elif this_pass.resumes == Resumes.AT_POSITION:
+            # The interrupted run has drawn the seed, the order and the first step before it saved. Here they are drawn
+            # for the second time, and leave no trace.
+            with self._generators.restored():
+                steps = self._begin_reading(order)
+                first = list(islice(steps, 1))
+            steps = chain(first, steps)
+        else:
+            steps = self._begin_reading(order)
+        return order.note_read_ahead(steps) if isinstance(order, Replay) else steps
 
     def _begin_by_hand(self, order: Order) -> Iterator[Step]:
         """Begin to read the rest of an epoch, where a resumed run has called `skip_first_batches`.
@@ -151,13 +160,14 @@ class DataLoaderShard(DataLoader):
 
     def _read(self, order: Order) -> Iterator[Step]:
         """The steps of this process, each with its batch."""
-        return self._get_reader().read(order)
+        return self._reader_of(order).read()
 
-    def _get_reader(self) -> Reader:
+    def _reader_of(self, order: Order) -> Reader:
         """A new one for each pass, unless its workers stay alive."""
         if self._reader is not None:
+            self._reader.replace_order(order)
             return self._reader
-        reader = Reader(self)
+        reader = Reader(self, order)
         if self.persistent_workers:
             self._reader = reader
         return reader
@@ -223,16 +233,17 @@ class DataLoaderShard(DataLoader):
         self._tell_epoch(epoch)
 
     def _tell_epoch(self, epoch: int) -> None:
-        listeners = [self.dataset, *self.samplers] if self.progress.epoch_is_set else self._epoch_listeners
+        listeners = [self.dataset, *self.samplers] if self.progress.epoch_is_set else self._epoch_listeners()
         for listener in listeners:
             if hasattr(listener, "set_epoch"):
                 listener.set_epoch(epoch)
 
-    @property
     def _epoch_listeners(self) -> list:
         """Those that the original tells the epoch when a pass begins. A script may tell another one to the others."""
         seedable = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
-        outer = self._original_batch_sampler
+        outer: Any = self.batch_sampler
+        for _ in range(self.num_skip_samplers):
+            outer = SkipBatchSampler(outer)
         inner = getattr(outer, "batch_sampler", None)
         inner_sampler = getattr(inner, "sampler", None)
         if seedable and isinstance(inner, BatchSamplerShard):
@@ -249,7 +260,7 @@ class DataLoaderShard(DataLoader):
         """This loader without the first `num_batches` steps of every epoch. Both have the same epoch."""
         rest = copy.copy(self)
         rest.skip_batches += num_batches
-        rest._original_batch_sampler = SkipBatchSampler(self._original_batch_sampler, num_batches)
+        rest.num_skip_samplers += 1
         rest.progress = self.progress
         return rest
 

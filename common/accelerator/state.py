@@ -41,7 +41,7 @@ from common.launch import LAUNCHER_PRECISION
 from common.process_group import leave_process_group
 
 from .environment import parse_choice_from_env, parse_flag_from_env
-from .process_environment import choose_backend, choose_device, default_timeout, read_processes, share_cores
+from .process_environment import GLOO_TIMEOUT, NCCL_TIMEOUT, choose_backend, choose_device, read_processes, share_cores
 
 # `mixed_precision` is one of these.
 PRECISIONS = ("no", "fp16", "bf16")
@@ -105,8 +105,6 @@ class PartialState:
     """
 
     _shared_state: ClassVar[dict[str, Any]] = {}
-    # After `destroy_process_group` this is true, and the next Accelerator starts afresh.
-    _has_left_group: ClassVar[bool] = False
 
     def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
         self.__dict__ = self._shared_state
@@ -130,6 +128,8 @@ class PartialState:
         self.device = choose_device(cpu, gpus, processes)
         self.distributed_type = DistributedType.NO
         self.backend: str | None = None
+        # After `destroy_process_group` this is true, and the next Accelerator starts afresh.
+        self._has_left_group = False
         if not processes.form_a_group:
             return
         self.distributed_type = DistributedType.MULTI_GPU if gpus else DistributedType.MULTI_CPU
@@ -138,7 +138,8 @@ class PartialState:
         share_cores(processes.local_world_size)
         if not dist.is_initialized():
             backend = choose_backend(backend, gpus, processes.local_world_size)
-            self._join(backend, init_method or "env://", timeout or default_timeout(backend))
+            default_timeout = NCCL_TIMEOUT if backend == "nccl" else GLOO_TIMEOUT
+            self._join(backend, init_method or "env://", timeout or default_timeout)
         self.backend = dist.get_backend()
 
     def _join(self, backend: str, init_method: str, timeout: timedelta) -> None:
@@ -171,7 +172,6 @@ class PartialState:
     @staticmethod
     def _reset_state() -> None:
         PartialState._shared_state = {}
-        PartialState._has_left_group = False
 
     @property
     def initialized(self) -> bool:
@@ -211,7 +211,8 @@ class PartialState:
         """Leave `group`; by default the process group of the run."""
         if group is None:
             leave_process_group()
-            PartialState._has_left_group = True
+            if PartialState._shared_state:
+                PartialState()._has_left_group = True
         elif dist.is_initialized():
             dist.destroy_process_group(group)
 
@@ -277,10 +278,7 @@ class PartialState:
             TypeError: for what has no length, such as a number, on several processes.
             ValueError: if the values of a dict differ in length.
         """
-        if self.num_processes == 1:
-            yield inputs
-        else:
-            yield self._split(inputs, apply_padding)
+        yield inputs if self.num_processes == 1 else self._split(inputs, apply_padding)
 
     def _split(self, inputs: Any, apply_padding: bool) -> Any:
         if isinstance(inputs, dict):
@@ -507,7 +505,7 @@ class GradientState:
 
 def reset_after_end_training() -> None:
     """Let the next Accelerator start afresh, if the last one has left the process group."""
-    if PartialState._has_left_group:
+    if PartialState._shared_state.get("_has_left_group"):
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
 
@@ -516,12 +514,10 @@ def reset_after_end_training() -> None:
 def fresh_states() -> Iterator[None]:
     """Within the block there is no PartialState and no AcceleratorState yet; afterwards there are those of before."""
     process = PartialState._shared_state
-    has_left_group = PartialState._has_left_group
     settings = AcceleratorState._shared_state
     AcceleratorState._reset_state(reset_partial_state=True)
     try:
         yield
     finally:
         PartialState._shared_state = process
-        PartialState._has_left_group = has_left_group
         AcceleratorState._shared_state = settings

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from common.accelerator import Accelerator
-from common.accelerator.operations import run_on_all_ranks
+from common.accelerator.remote_errors import run_on_all_ranks
 from common.accelerator.utils import broadcast, broadcast_object_list, is_peft_model, load_state_dict
 from common.accelerator.utils.checkpoint_folder import finish_and_verify
 from common.accelerator.utils.checkpoint_history import numbered, recover_newest, remove_folder

@@ -2,8 +2,9 @@
 
 import pytest
 
+from benchmarks.harness.records import Group, read_group
+from benchmarks.harness.rows import BASELINE
 from benchmarks.report import page_tables
-from benchmarks.report.cells import speed_ups
 from common import ladder
 from common.eval_sampler import DistributedEvalSampler
 from tests.levels import code_lines
@@ -15,14 +16,14 @@ def test_the_readme_says_how_many_lines_a_level_has(level):
 
 
 def test_ddp_gains_with_the_batch_and_reaches_all_cores_as_the_readme_says():
-    def speed_up(group: dict, level: str) -> float:
-        return speed_ups(group)[page_tables.row_of(group, level)]["median"]
+    def speed_up(group: Group, level: str) -> float:
+        return group.compared_with(BASELINE)[page_tables.row_of(group, level)].summary.median
 
-    def speed_up_of_all_cores(group: dict) -> float:
-        (row,) = [row for row, values in group["rows"].items() if values["all_cores"]]
-        return speed_ups(group)[row]["median"]
+    def speed_up_of_all_cores(group: Group) -> float:
+        (name,) = [name for name, row in group.rows.items() if row.facts["all_cores"]]
+        return group.compared_with(BASELINE)[name].summary.median
 
-    small, large = page_tables.recorded("results")["throughput"]
+    small, large = map(read_group, page_tables.recorded("results")["throughput"])
     for level in ladder.DISTRIBUTED:
         assert 1 < speed_up(small, level) < speed_up(large, level) < 2
         assert speed_up(small, "01_data_parallel") < speed_up(small, level)

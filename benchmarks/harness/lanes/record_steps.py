@@ -20,12 +20,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness.lanes.spans import COMPUTING_LANE, FORWARD, OPTIMIZER, PHASES, WAITING, RecordedStep, Span, join
 
-# In seconds. Between two operators Python runs for less, so what is longer is waiting.
-SHORTEST_WAIT = 0.001
+# In milliseconds. Between two operators Python runs for less, so what is longer is waiting.
+SHORTEST_WAIT = 1.0
 
 
 class Event(NamedTuple):
-    """An operator, a phase or a message on a thread, in seconds since the profiler started."""
+    """An operator, a phase or a message on a thread, in milliseconds since the profiler started."""
 
     start: float
     end: float
@@ -44,8 +44,8 @@ def record(take_steps: Callable[[], object], sending: str) -> list[list[Recorded
     events = []
     for event in profiler.events():
         name = OPTIMIZER if event.name.startswith("Optimizer.step#") else event.name
-        events.append(Event(event.time_range.start / 1e6, event.time_range.end / 1e6, name, event.thread))
-    profiler_started = profiler.profiler.kineto_results.trace_start_ns() / 1e9
+        events.append(Event(event.time_range.start / 1e3, event.time_range.end / 1e3, name, event.thread))
+    profiler_started = profiler.profiler.kineto_results.trace_start_ns() / 1e6
     return steps_of_devices(sorted(events), profiler_started, sending)
 
 
@@ -54,18 +54,18 @@ def steps_of_devices(events: list[Event], profiler_started: float, sending: str)
 
     Args:
         events: in the order in which they began.
-        profiler_started: in seconds, by the clock that all processes of this machine share.
+        profiler_started: in milliseconds, by the clock that all processes of this machine share.
     """
     updates = [event for event in events if event.name == OPTIMIZER]
     threads_of_devices = _threads_of_devices(events, main=updates[0].thread)
     devices: list[list[RecordedStep]] = [[] for _ in threads_of_devices]
     for before, update in pairwise(updates):
-        seconds = update.end - before.end
+        duration = update.end - before.end
         in_step = _within(events, before.end, update.end)
         messages = _messages(in_step, sending)
         for steps, threads in zip(devices, threads_of_devices, strict=True):
-            spans = _phases_and_waiting([event for event in in_step if event.thread in threads], seconds)
-            steps.append(RecordedStep(profiler_started + before.end, seconds, spans + messages))
+            spans = _phases_and_waiting([event for event in in_step if event.thread in threads], duration)
+            steps.append(RecordedStep(profiler_started + before.end, duration, spans + messages))
     return devices
 
 
@@ -80,7 +80,7 @@ def _threads_of_devices(events: list[Event], main: int) -> list[set[int]]:
 
 
 def _within(events: list[Event], start: float, end: float) -> list[Event]:
-    """The events that began from `start` to `end`, in seconds since `start`."""
+    """The events that began from `start` to `end`, with their times since `start`."""
     found = []
     for event in events:
         if start <= event.start < end:
@@ -99,8 +99,8 @@ def _messages(events: list[Event], name: str) -> list[Span]:
     return spans
 
 
-def _phases_and_waiting(events: list[Event], seconds: float) -> list[Span]:
-    """Spans for what a device does in a step that takes `seconds`; `events` are those of its threads."""
+def _phases_and_waiting(events: list[Event], duration: float) -> list[Span]:
+    """Spans for what a device does in a step of this duration; `events` are those of its threads."""
     operators = [(event.start, event.end) for event in events if event.name.startswith("aten::")]
     spans = []
     for phase in events:
@@ -109,7 +109,7 @@ def _phases_and_waiting(events: list[Event], seconds: float) -> list[Span]:
             for start, end in join(of_phase, gap=SHORTEST_WAIT):
                 spans.append(Span(phase.name, COMPUTING_LANE, start, end))
     busy_until = 0.0
-    for start, end in [*join(operators), (seconds, seconds)]:
+    for start, end in [*join(operators), (duration, duration)]:
         if start > busy_until + SHORTEST_WAIT:
             spans.append(Span(WAITING, COMPUTING_LANE, busy_until, start))
         busy_until = max(busy_until, end)

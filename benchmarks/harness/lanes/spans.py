@@ -1,11 +1,11 @@
 """Spans of time in one step, in lanes, and what one can compute from them.
 
 A device has a lane for what it computes, and one for each thread by which gloo sends its messages. Spans of one lane do
-not overlap; spans of different lanes may.
+not overlap; spans of different lanes may. All times of lanes are in milliseconds, as in records.
 """
 
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, product
 from typing import NamedTuple
 
 ALL_REDUCE = "all-reduce"
@@ -21,7 +21,7 @@ COMPUTING_LANE = "main thread"  # The lane has this name in records, also where 
 
 
 class Span(NamedTuple):
-    """An activity in a lane, from `start` to `end` in seconds since the step began."""
+    """An activity in a lane, from `start` to `end` in milliseconds since the step began."""
 
     name: str
     lane: str
@@ -30,10 +30,10 @@ class Span(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """The spans of one step of one process, in seconds. `began` is by a clock that all processes of a machine share."""
+    """The spans of one step of one process. `began` is by a clock that all processes of a machine share."""
 
     began: float
-    seconds: float
+    duration: float
     spans: list[Span]
 
 
@@ -57,10 +57,9 @@ def count_backwards(spans: list[Span]) -> int:
 def hidden_share(spans: list[Span]) -> float:
     """The share of the all-reduces' time that lies within backward; 0 where there is no all-reduce."""
     backwards = join((span.start, span.end) for span in spans if span.name == BACKWARD)
-    sending = 0.0
+    all_reduces = join((span.start, span.end) for span in spans if span.name == ALL_REDUCE)
+    sending = sum(end - start for start, end in all_reduces)
     hidden = 0.0
-    for start, end in join((span.start, span.end) for span in spans if span.name == ALL_REDUCE):
-        sending += end - start
-        for backward_start, backward_end in backwards:
-            hidden += max(0.0, min(end, backward_end) - max(start, backward_start))
+    for (start, end), (backward_start, backward_end) in product(all_reduces, backwards):
+        hidden += max(0.0, min(end, backward_end) - max(start, backward_start))
     return hidden / sending if sending else 0.0

@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import chain
 
 from benchmarks.harness import records
 from benchmarks.harness.lanes.spans import RecordedStep, Span
@@ -22,38 +23,40 @@ def record_in_turns(
     Args:
         record_steps: records a given number of steps of a row, and returns for each rank a list of them.
     """
-    recordings = take_turns({row: partial(record_steps, row, STEPS_PER_ROUND) for row in rows}, range(rounds))
-    samples: dict[str, list[float]] = {}
+    contestants = {row: partial(record_aligned, record_steps, row) for row in rows}
+    samples = {}
     lanes = {}
-    for row, recorded_rounds in recordings.items():
-        samples[row] = []
-        all_steps: list[Step] = []
-        for steps_of_ranks in recorded_rounds:
-            steps = list(zip(*steps_of_ranks, strict=True))
-            samples[row].append(1000 * statistics.fmean(map(seconds_of, steps)))
-            all_steps += steps
-        lanes[row] = spans_of_ranks(typical(all_steps))
+    for row, rounds_of_steps in take_turns(contestants, range(rounds)).items():
+        samples[row] = [statistics.fmean(map(duration, steps)) for steps in rounds_of_steps]
+        lanes[row] = spans_of_ranks(typical(list(chain.from_iterable(rounds_of_steps))))
     return records.group(title, "ms", samples) | {"lanes": lanes}
 
 
-def seconds_of(step: Step) -> float:
-    return max(rank_step.seconds for rank_step in step)
+def record_aligned(record_steps: Callable[[str, int], list[list[RecordedStep]]], row: str) -> list[Step]:
+    """The steps of a row in one round, each with what all ranks recorded of it."""
+    steps_of_ranks = record_steps(row, STEPS_PER_ROUND)
+    return list(zip(*steps_of_ranks, strict=True))
+
+
+def duration(step: Step) -> float:
+    """The duration of a step on its slowest rank."""
+    return max(rank_step.duration for rank_step in step)
 
 
 def typical(steps: list[Step]) -> Step:
-    """The step whose time is nearest to the median."""
-    median = statistics.median(map(seconds_of, steps))
-    return min(steps, key=lambda step: abs(seconds_of(step) - median))
+    """The step whose duration is nearest to the median."""
+    median = statistics.median(map(duration, steps))
+    return min(steps, key=lambda step: abs(duration(step) - median))
 
 
 def spans_of_ranks(step: Step) -> list[list[Span]]:
-    """The spans of each rank, in milliseconds since the first of them began the step."""
+    """The spans of each rank, since the first of the ranks began the step."""
     first = min(rank_step.began for rank_step in step)
     of_ranks = []
     for rank_step in step:
         delay = rank_step.began - first
         spans = []
-        for name, lane, start, end in rank_step.spans:
-            spans.append(Span(name, lane, round(1000 * (delay + start), 3), round(1000 * (delay + end), 3)))
+        for span in rank_step.spans:
+            spans.append(span._replace(start=round(delay + span.start, 3), end=round(delay + span.end, 3)))
         of_ranks.append(spans)
     return of_ranks

@@ -71,11 +71,7 @@ def complete_draft(draft: Path, save_id: str, is_main_part: bool) -> None:
 
 
 def publish_rank_part(draft: Path, folder: Path, save_id: str) -> None:
-    """Let the complete draft of a rank part wait for its main part, or move it to `folder` if that is there.
-
-    Raises:
-        OSError: if a file cannot be moved.
-    """
+    """Let the complete draft of a rank part wait for its main part, or move it to `folder` if that is there."""
     rank = PartialState().process_index
     complete = _hidden_path(folder, f"part_{rank}_{save_id}")
     draft.rename(complete)
@@ -93,7 +89,6 @@ def publish_main_part(draft: Path, folder: Path) -> None:
 
     Raises:
         CheckpointError: if something is in the way of a file. Then nothing in `folder` is changed.
-        OSError: if a file cannot be moved.
     """
     _require_places_for(files_in(draft), folder)
     draft.rename(folder / MAIN_PART_NAME if folder.exists() else folder)
@@ -105,7 +100,6 @@ def finish_save(folder: Path) -> None:
 
     Raises:
         CheckpointError: if something is in the way of a file of the main part; then none of its files is moved.
-        OSError: if they cannot be moved.
     """
     main_part = folder / MAIN_PART_NAME
     if main_part.is_symlink() or main_part.is_file():

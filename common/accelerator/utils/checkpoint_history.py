@@ -72,9 +72,6 @@ def remove_old_checkpoints(just_written: Path, limit: int) -> None:
 
     Those with higher numbers than `just_written` are from an earlier run, so they count as older than those with lower
     numbers.
-
-    Raises:
-        OSError: if one cannot be removed.
     """
     highest_first = [path for path in numbered(just_written.parent) if (path / MANIFEST_NAME).exists()]
     place = highest_first.index(just_written)
@@ -84,11 +81,7 @@ def remove_old_checkpoints(just_written: Path, limit: int) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove `folder`. It is renamed first, so that a kill leaves no half of it under its name.
-
-    Raises:
-        OSError: if it cannot be renamed or removed.
-    """
+    """Remove `folder`. It is renamed first, so that a kill leaves no half of it under its name."""
     removed = folder.with_name(f".{folder.name}.removed")
     remove(removed)
     folder.rename(removed)

@@ -203,9 +203,7 @@ class ProfileKwargs(KwargsHandler):
             if activity not in known:
                 raise ValueError(f"Invalid profiler activity: {activity}. Must be one of {list(known)}.")
         activities = None if self.activities is None else [known[activity] for activity in self.activities]
-        schedule = None
-        if self.schedule_option is not None:
-            schedule = torch.profiler.schedule(**self.schedule_option)
+        schedule = None if self.schedule_option is None else torch.profiler.schedule(**self.schedule_option)
         return torch.profiler.profile(
             activities=activities,
             schedule=schedule,

@@ -35,7 +35,6 @@ def save_loadable(obj: Any, path: Path) -> None:
 
     Raises:
         CheckpointError: if the file cannot be loaded; it is there nevertheless.
-        OSError: if it cannot be written.
     """
     # The file is opened here, because torch's own message about a full disk is "unexpected pos 576 vs 534".
     with config.patch("save.compute_crc32", False), path.open("wb") as file:  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from common.accelerator import PartialState, exchange, metrics, operations
+from common.accelerator import PartialState, exchange, metrics, operations, remote_errors
 from common.accelerator.utils import broadcast, gather, listify, pad_across_processes, reduce
 from common.accelerator.utils.operations import DistributedOperationException
 from common.processes import ranks
@@ -283,7 +283,7 @@ def exit_on_rank_1(accelerator):
             raise SystemExit("the disk is full")
 
     try:
-        operations.run_on_all_ranks(leave)
+        remote_errors.run_on_all_ranks(leave)
     except (SystemExit, RuntimeError) as error:
         return type(error), str(error)
 
@@ -291,6 +291,6 @@ def exit_on_rank_1(accelerator):
 def test_run_on_all_ranks_ends_the_others_when_one_exits():
     """They would else wait for it in the next collective."""
     assert on_ranks(2, exit_on_rank_1, timeout=30) == [
-        (operations.RemoteError, "rank 1: SystemExit: the disk is full"),
+        (remote_errors.RemoteError, "rank 1: SystemExit: the disk is full"),
         (SystemExit, "the disk is full"),
     ]

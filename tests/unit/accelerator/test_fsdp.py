@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from common.accelerator import Accelerator
-from common.accelerator.operations import RemoteError
+from common.accelerator.remote_errors import RemoteError
 from common.accelerator.state import DistributedType, PartialState
 from common.accelerator.utils import FullyShardedDataParallelPlugin, ProjectConfiguration
 from common.processes import RankFailed

@@ -219,6 +219,19 @@ def test_gradients_may_be_dropped_after_clipping():
     assert_steps_in_float32(model)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_overflow_in_dropped_gradients_halves_the_scale_that_is_saved(in_place):
+    accelerator = fp16()
+    model, optimizer = prepare(accelerator)
+    accelerator.backward(math.inf * loss_of(model))
+    accelerator.clip_grad_norm_(model.parameters(), 1e6)
+    if in_place:
+        optimizer.zero_grad(set_to_none=False)
+    else:
+        model.zero_grad()  # The optimizer does not see this.
+    assert accelerator.scaler.state_dict()["scale"] == 2.0**9
+
+
 def test_two_optimizers_clipped_together_step_apart():
     """Clipping unscales both. The one that makes no step must unscale its next gradients again."""
     accelerator = fp16()

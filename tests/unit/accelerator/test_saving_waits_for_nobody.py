@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator import Accelerator
-from common.accelerator.operations import RemoteError
+from common.accelerator.remote_errors import RemoteError
 from common.accelerator.state import PartialState
 from common.accelerator.utils import ProjectConfiguration, checkpoint_folder, gather_object
 from tests.states import forget_states

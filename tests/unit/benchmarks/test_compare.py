@@ -120,7 +120,7 @@ def test_more_ranks_than_gpus_run_on_the_cpu(gpus, monkeypatch):
         def run(self, *args, **kwargs):
             return [{"evaluated": 10_000, "eval_loss": 2.3}]
 
-    monkeypatch.setattr(compare, "ranks", Ranks)
+    monkeypatch.setattr(level_runs, "ranks", Ranks)
     settings = settings_of(gpus=gpus)
     compare.train("02_ddp_raw", settings)
     compare.evaluate("02_ddp_raw", settings.data_flags)

@@ -17,6 +17,7 @@ from benchmarks.harness.lanes.spans import (
     count_backwards,
     hidden_share,
 )
+from benchmarks.harness.records import read_group
 from benchmarks.report import page_tables, timeline_plot
 from benchmarks.suites import timeline
 from common.processes import ranks
@@ -46,45 +47,45 @@ def test_what_backward_hides_is_the_time_that_both_share():
 def test_a_device_waits_where_no_operator_of_its_threads_runs():
     """Two replicas on threads of their own; the main thread, which is device 0's, has the backward of both."""
     seen = [
-        Event(0, 1, OPTIMIZER, 1),
-        Event(1, 1.5, "aten::index", 1),  # the batch is read before the phases, which is not waiting
-        Event(2, 5, FORWARD, 9),
-        Event(2, 5, "aten::conv2d", 9),
-        Event(2, 9, FORWARD, 8),
-        Event(2, 4, "aten::conv2d", 8),
-        Event(4.0005, 9, "aten::mm", 8),  # Python ran between the two
-        Event(9, 12, BACKWARD, 1),
-        Event(9, 10, "aten::mm", 1),
-        Event(9.5, 11, "gloo:all_reduce", 3),
-        Event(11, 12, "aten::mm", 1),
-        Event(12, 14, OPTIMIZER, 1),
-        Event(12, 14, "aten::add_", 1),
+        Event(0, 1000, OPTIMIZER, 1),
+        Event(1000, 1500, "aten::index", 1),  # the batch is read before the phases, which is not waiting
+        Event(2000, 5000, FORWARD, 9),
+        Event(2000, 5000, "aten::conv2d", 9),
+        Event(2000, 9000, FORWARD, 8),
+        Event(2000, 4000, "aten::conv2d", 8),
+        Event(4000.5, 9000, "aten::mm", 8),  # Python ran between the two
+        Event(9000, 12000, BACKWARD, 1),
+        Event(9000, 10000, "aten::mm", 1),
+        Event(9500, 11000, "gloo:all_reduce", 3),
+        Event(11000, 12000, "aten::mm", 1),
+        Event(12000, 14000, OPTIMIZER, 1),
+        Event(12000, 14000, "aten::add_", 1),
     ]
-    (first,), (second,) = steps_of_devices(sorted(seen), 100.0, ALL_REDUCE)
-    assert (first.began, first.seconds) == (second.began, second.seconds) == (101.0, 13.0)
+    (first,), (second,) = steps_of_devices(sorted(seen), 100_000, ALL_REDUCE)
+    assert (first.began, first.duration) == (second.began, second.duration) == (101_000, 13_000)
     shown = [(span.name, round(span.start, 6), round(span.end, 6)) for span in first.spans]
     assert shown == [
-        (WAITING, 0.5, 1),
-        (FORWARD, 1, 4),
-        (WAITING, 4, 8),
-        (BACKWARD, 8, 9),
-        (WAITING, 9, 10),
-        (BACKWARD, 10, 11),
-        (OPTIMIZER, 11, 13),
-        (ALL_REDUCE, 8.5, 10),
+        (WAITING, 500, 1000),
+        (FORWARD, 1000, 4000),
+        (WAITING, 4000, 8000),
+        (BACKWARD, 8000, 9000),
+        (WAITING, 9000, 10000),
+        (BACKWARD, 10000, 11000),
+        (OPTIMIZER, 11000, 13000),
+        (ALL_REDUCE, 8500, 10000),
     ]
     assert count_backwards(first.spans) == 1
     shown = [(span.name, round(span.start, 6), round(span.end, 6)) for span in second.spans]
-    assert shown[:3] == [(WAITING, 0, 1), (FORWARD, 1, 8), (WAITING, 8, 13)]
+    assert shown[:3] == [(WAITING, 0, 1000), (FORWARD, 1000, 8000), (WAITING, 8000, 13000)]
 
 
 def test_the_step_that_is_shown_has_the_median_time_and_both_ranks_one_clock():
-    def steps(first_began: float, *seconds: float) -> list[RecordedStep]:
-        spans = [Span(FORWARD, COMPUTING_LANE, 0, each) for each in seconds]
+    def steps(first_began: float, *durations: float) -> list[RecordedStep]:
+        spans = [Span(FORWARD, COMPUTING_LANE, 0, each) for each in durations]
         return [RecordedStep(first_began + i, span.end, [span]) for i, span in enumerate(spans)]
 
-    # By the slower rank the steps took 0.9, 0.5 and 0.7 seconds.
-    recorded = zip(steps(10.0, 0.9, 0.2, 0.7), steps(10.25, 0.1, 0.5, 0.6), strict=True)
+    # By the slower rank the steps took 900, 500 and 700 milliseconds.
+    recorded = zip(steps(10_000, 900, 200, 700), steps(10_250, 100, 500, 600), strict=True)
     shown = typical_steps.spans_of_ranks(typical_steps.typical(list(recorded)))
     assert shown == [[Span(FORWARD, COMPUTING_LANE, 0.0, 700.0)], [Span(FORWARD, COMPUTING_LANE, 250.0, 850.0)]]
 
@@ -114,8 +115,8 @@ def check_lanes(lanes: dict[str, list[list[Span]]]) -> None:
 
 @pytest.mark.parametrize("link", ["1 Gbit/s", "100 Mbit/s"])
 def test_the_recorded_lanes_of_a_narrow_link_show_what_the_pages_say_of_them(link):
-    groups = page_tables.recorded("timeline")["groups"]
-    (group,) = [group for group in groups if link in group["group"]]
+    groups = map(read_group, page_tables.recorded("timeline")["groups"])
+    (group,) = [group for group in groups if link in group.title]
     check_lanes(timeline_plot.spans_of(group))
 
 
