@@ -50,8 +50,8 @@ LOADING = ["split_batches", "even_batches", "use_seedable_sampler", "data_seed",
 class Loop:
     """A loop over a loader. A number of None calls no `set_epoch`, and reads to the end."""
 
-    set_epoch: int | None = one_of([None] * 5 + [0, 1, 2, 3, 4])
-    stop_after: int | None = one_of([None] * 8 + [1, 2, 3, 4])  # Steps.
+    set_epoch: int | None = one_of({None: 5} | dict.fromkeys(range(5), 1))
+    stop_after: int | None = one_of({None: 8, 1: 1, 2: 1, 3: 1, 4: 1})  # Steps.
     skip: int = 0  # Steps that it leaves out at its beginning.
 
 
@@ -63,18 +63,18 @@ class Script:
     loops: list[Loop]
     n: int = one_of(range(1, 61))  # Samples.
     batch: int = one_of(range(1, 6))  # Samples of one process.
-    data: str = one_of(["plain"] * 9 + ["augmented"] * 3 + list(STREAMS))
-    sampler: str = one_of(["sequential"] * 3 + ["random"] * 6 + RARE_SAMPLERS)
+    data: str = one_of({"plain": 9, "augmented": 3} | dict.fromkeys(STREAMS, 1))
+    sampler: str = one_of({"sequential": 3, "random": 6} | dict.fromkeys(RARE_SAMPLERS, 1))
     sampler_generator: str | None = one_of([None, "own", "the loader's"])
     loader_generator: bool = one_of([False, True])
     drop_last: bool = one_of([False, True])
     split_batches: bool = one_of([False, True])
-    even_batches: bool = one_of([True, True, False])
+    even_batches: bool = one_of({True: 2, False: 1})
     use_seedable_sampler: bool = one_of([False, True])
-    data_seed: int | None = one_of([None] * 10 + list(range(10)))
+    data_seed: int | None = one_of({None: 10} | dict.fromkeys(range(10), 1))
     seed: int = one_of(range(100))
     put_on_device: bool = one_of([False, True])
-    dispatch_batches: bool | None = one_of([None, None, False, True])
+    dispatch_batches: bool | None = one_of({None: 2, False: 1, True: 1})
 
 
 def reads_stream(script: Script) -> bool:
@@ -111,7 +111,7 @@ def without_known_differences(script: Script) -> Script:
         changed.dispatch_batches = False
     if dispatches(changed):
         # On several processes the original skips the main process's batches in place of steps. Ours:
-        # `test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps`.
+        # `test_a_dispatching_loader_continues_where_a_checkpoint_was_made_and_skips_whole_steps`.
         if script.processes > 1 or script.sampler == "lists":
             last.skip = 0
         # The original crashes where no step is left. These samples make a whole step more than are skipped, also where

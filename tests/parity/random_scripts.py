@@ -46,11 +46,13 @@ class Kind:
         return compared
 
 
-def one_of(values: Sequence) -> Any:
+def one_of(values: Sequence | dict[Any, int]) -> Any:
     """A field of a script that is drawn from `values`, of which the first is its default.
 
-    All are equally likely, so a value that is listed twice is drawn twice as often.
+    All are equally likely, or as likely as their weights in a dict say.
     """
+    if isinstance(values, dict):
+        values = [value for value, weight in values.items() for _ in range(weight)]
     return field(default=values[0], metadata={"values": values})
 
 

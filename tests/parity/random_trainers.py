@@ -110,13 +110,13 @@ class Script:
     accelerator_config: dict[str, Any]
     steps: float = one_of([1, 2, 3.5, 4.2])  # Optimizer steps of an epoch.
     evaluate: int = one_of([5, 12, 24, 31])  # Samples.
-    stream: bool = one_of([False] * 6 + [True])
+    stream: bool = one_of({False: 6, True: 1})
     loss: str = one_of(["model", "function", "keywords", "override", "sometimes_nan"])
     dropout: float = one_of([0.0, 0.3])
     best: str = one_of(["watched", "saved", "loaded"])  # The model that is best by a metric.
-    early_stopping: bool = one_of([False, False, True])
+    early_stopping: bool = one_of({False: 2, True: 1})
     evaluate_afterwards: bool = one_of([False, True])
-    train_twice: bool = one_of([False] * 6 + [True])
+    train_twice: bool = one_of({False: 6, True: 1})
 
 
 def draw(seed: int, processes: int) -> Script:

@@ -32,27 +32,27 @@ class Script:
     samples: int = one_of(range(2, 26))
     batch_size: int = one_of([2, 4])  # Samples of one process.
     epochs: int = one_of([1, 2, 3])
-    order: str = one_of(["sequential", "seedable", "shuffled", "shuffled"])
+    order: str = one_of({"sequential": 1, "seedable": 1, "shuffled": 2})
     drop_last: bool = one_of([False, True])
     split_batches: bool = one_of([False, True])
     accumulation: int = one_of([1, 2, 3, 4])
-    window: str = one_of(["accumulate"] * 4 + ["no_sync"])
-    sync_with_dataloader: bool = one_of([True, True, False])
+    window: str = one_of({"accumulate": 4, "no_sync": 1})
+    sync_with_dataloader: bool = one_of({True: 2, False: 1})
     sync_each_batch: bool = one_of([False, True])
     adjust_scheduler: bool = one_of([True, False])
-    models: int = one_of([1, 1, 2])
+    models: int = one_of({1: 2, 2: 1})
     optimizer: str = one_of(["sgd", "adamw", "fused"])
     schedule: str = one_of(SCHEDULES)
-    step_scheduler_with_optimizer: bool = one_of([True, True, False])
+    step_scheduler_with_optimizer: bool = one_of({True: 2, False: 1})
     clip: str = one_of(["none", "norm where it syncs", "norm", "value"])
     dropout: float = one_of([0.0, 0.5])
-    precision: str = one_of(["no", "no", "bf16"])
-    skipped: int = one_of([0, 0, 1, 2])  # Micro-batches that the first epoch leaves out.
+    precision: str = one_of({"no": 2, "bf16": 1})
+    skipped: int = one_of({0: 2, 1: 1, 2: 1})  # Micro-batches that the first epoch leaves out.
     evaluates: bool = one_of([False, True])  # After each micro-batch.
-    stopped_after: int | None = one_of([None] * 4 + [1, 2, 4, 7])  # Micro-batches. Then it stops and resumes.
+    stopped_after: int | None = one_of({None: 4, 1: 1, 2: 1, 4: 1, 7: 1})  # Micro-batches. Then it stops and resumes.
     stops_within_window: bool = False  # Otherwise it stops at the end of the window of that micro-batch.
-    passes_over: bool = one_of([False, False, True])  # It reads the batches that it leaves out, and drops them.
-    draws: str = one_of(["nobody"] * 4 + ["data set"] * 4 + ["collator"] * 4 + ["workers"])  # While data are read.
+    passes_over: bool = one_of({False: 2, True: 1})  # It reads the batches that it leaves out, and drops them.
+    draws: str = one_of({"nobody": 4, "data set": 4, "collator": 4, "workers": 1})  # While data are read.
     stateful: bool = False  # A resumed loader goes on by itself.
 
 

@@ -91,7 +91,7 @@ EVALUATING_WHOLE = EVALUATING | {"label_names": ["labels"], "ddp_find_unused_par
     "world_size, norm",  # A norm of 0, once, does not clip.
     [(2, 1.0), *(pytest.param(n, norm, marks=pytest.mark.slow) for n, norm in ((1, 0.0), (1, 1.0), (3, 1.0)))],
 )
-def test_it_trains_and_evaluates_with_the_bits_of_the_whole_trainer(world_size, norm, tmp_path):
+def test_the_small_trainer_trains_and_evaluates_with_the_bits_of_the_whole_one(world_size, norm, tmp_path):
     """Twenty samples: the last step of an epoch has fewer than eight for each rank."""
     pool = ranks(world_size)
     whole, *_ = pool.run(train, WHOLE, tmp_path / "whole", max_grad_norm=norm, **EVALUATING_WHOLE)
@@ -149,6 +149,6 @@ def test_a_callback_stops_the_training(tmp_path):
         ),
     ],
 )
-def test_what_only_the_whole_trainer_does_is_refused(settings, message):
+def test_the_small_trainer_refuses_what_only_the_whole_one_does(settings, message):
     with pytest.raises(NotImplementedError, match=message):
         small_trainer.Trainer(None, small_trainer.TrainingArguments("", **settings), None, [])

@@ -56,7 +56,7 @@ def test_glibc_is_asked_for_the_mmap_threshold_first(refuses, asks, glibc):
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2", True),
     ],
 )
-def test_what_the_environment_has_chosen_is_left_alone(variable, value, left_alone, glibc, monkeypatch):
+def test_allocator_settings_of_the_environment_are_left_alone(variable, value, left_alone, glibc, monkeypatch):
     asked, _ = glibc
     monkeypatch.setenv(variable, value)
     allocator.keep_large_blocks()

@@ -191,7 +191,7 @@ def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
         (ladder.MESH, 3, "--tensor 3", "3 does not divide fc1's outputs, 128"),
     ],
 )
-def test_what_processes_cannot_share_is_refused(level, processes, flags, message, torchrun):
+def test_flags_that_processes_cannot_share_are_refused(level, processes, flags, message, torchrun):
     torchrun(processes)
     assert message in refusal(launch, level, "--device", "cpu", *flags.split())
     launch(ladder.MESH, "--device", "cpu", "--tensor", "1", "--batch-size", "48")
@@ -234,7 +234,7 @@ def test_a_train_full_takes_what_the_launcher_says(monkeypatch):
         ("00_single_gpu", "--cores-per-device 1", "CPU_THREADS=3", "=3 contradicts --cores-per-device 1: give one of"),
     ],
 )
-def test_what_contradicts_the_launcher_is_refused(script, flags, launchers, message, monkeypatch):
+def test_flags_that_contradict_the_launcher_are_refused(script, flags, launchers, message, monkeypatch):
     monkeypatch.setenv(*f"ACCELERATE_{launchers}".split("="))
     found = refusal(fit, script, "--device", "cpu", *flags.split())
     assert message in found and launchers.partition("=")[0] in found

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -25,31 +26,38 @@ def new_parts(seed=0):
     return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 
 
+class Training(NamedTuple):
+    """The weights before and after, and of each micro-batch whether it syncs and the gradient."""
+
+    before: torch.Tensor
+    after: torch.Tensor
+    syncs: list[bool]
+    gradients: list[torch.Tensor]
+
+
 def train(accelerator):
-    """The weights at first, the (sync, gradient) of each micro-batch of one sample, and the weights in the end."""
+    """A training with micro-batches of one sample."""
     model, *rest = new_parts(seed=accelerator.process_index)
-    first = model.weight.detach().clone()
+    before = model.weight.detach().clone()
     model, optimizer, scheduler, loader = accelerator.prepare(model, *rest, DataLoader(DATA, batch_size=1))
     parameter = accelerator.unwrap_model(model).weight
-    micro_batches = []
+    syncs, gradients = [], []
     for x, y in loader:
         with accelerator.accumulate(model):
             accelerator.backward(mse_loss(model(x), y))
-            micro_batches.append((accelerator.sync_gradients, parameter.grad.clone()))
+            syncs.append(accelerator.sync_gradients)
+            gradients.append(parameter.grad.clone())
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-    return first, micro_batches, parameter.detach()
+    return Training(before, parameter.detach(), syncs, gradients)
 
 
 def test_gradients_stay_local_until_the_window_ends_and_agree_then():
-    (first, micro_batches, weights), (other_first, others, other_weights) = on_ranks(
-        2, train, gradient_accumulation_steps=2
-    )
-    assert not torch.equal(first, other_first) and torch.equal(weights, other_weights)
-    assert [sync for sync, _ in micro_batches] == [False, True] * 4
-    for (sync, mine), (_, other) in zip(micro_batches, others, strict=True):
-        assert torch.equal(mine, other) is sync
+    one, two = on_ranks(2, train, gradient_accumulation_steps=2)
+    assert not torch.equal(one.before, two.before) and torch.equal(one.after, two.after)
+    assert one.syncs == two.syncs == [False, True] * 4
+    assert list(map(torch.equal, one.gradients, two.gradients)) == one.syncs
 
 
 def test_a_script_may_say_that_a_batch_is_not_the_last(libraries):

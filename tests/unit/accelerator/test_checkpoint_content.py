@@ -198,7 +198,7 @@ def test_a_model_that_two_processes_prepare_again_is_saved_once(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "file"), [("use_seedable_sampler", "sampler.bin"), ("use_stateful_dataloader", "dl_state_dict.bin")]
 )
-def test_what_nothing_is_prepared_for_is_named_when_it_is_loaded(setting, file, tmp_path, caplog):
+def test_load_state_names_what_nothing_is_prepared_for(setting, file, tmp_path, caplog):
     accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(**{setting: True}), cpu=True)
     model = torch.nn.Linear(2, 1)
     accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(Numbers(3), shuffle=True))
@@ -260,7 +260,7 @@ def test_all_ranks_get_the_registered_object_of_the_main_process(tmp_path):
 
 
 @pytest.mark.parametrize("value", [numpy.array(["text"]), numpy.datetime64("2026-01-01"), Thing({})])
-def test_what_could_not_be_loaded_is_refused_by_name_when_it_is_saved(value, tmp_path):
+def test_save_state_refuses_by_name_what_could_not_be_loaded(value, tmp_path):
     accelerator, *_ = started()
     thing = Thing(1)
     accelerator.register_for_checkpointing(thing)
@@ -329,7 +329,7 @@ def prepare_larger_batches(accelerator, model):
         (prepare_larger_batches, ValueError, "2 samples per step cannot go on with 3"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_weight_is_changed(change, error, match, tmp_path):
+def test_load_state_refuses_what_does_not_fit_before_a_weight_is_changed(change, error, match, tmp_path):
     accelerator, model, _ = started()
     for _ in accelerator.prepare(DataLoader(Numbers(12), batch_size=2)):
         accelerator.save_state(tmp_path / "c")

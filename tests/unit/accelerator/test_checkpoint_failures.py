@@ -37,7 +37,7 @@ def test_a_folder_has_its_name_when_it_is_whole_and_a_save_that_fails_leaves_not
     assert [path.name for path in tmp_path.rglob("*")] == ["old"]
 
 
-def test_what_is_in_the_way_of_a_save_is_named_and_the_old_checkpoint_stays(accelerator, tmp_path):
+def test_save_state_names_what_is_in_its_way_and_the_old_checkpoint_stays(accelerator, tmp_path):
     folder = accelerator.save_state(tmp_path / "c")
     (folder / "pytorch_model.bin").mkdir()
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a folder"):
@@ -94,7 +94,7 @@ def save_and_load(accelerator: Accelerator, folder: Path, failing: str) -> str:
 
 
 @pytest.mark.parametrize("failing", ["save hook", "state_dict", "load hook", "load_state_dict"])
-def test_what_fails_on_one_process_is_raised_on_all_and_leaves_no_draft(failing, tmp_path):
+def test_checkpoint_hooks_and_objects_that_fail_on_one_rank_raise_on_all_and_leave_no_draft(failing, tmp_path):
     errors = on_ranks(3, save_and_load, tmp_path / "c", failing)
     assert errors == [f"RemoteError: rank 2: OSError: {failing}"] * 2 + [f"OSError: {failing}"]
     assert not list(tmp_path.glob(".*"))

@@ -137,7 +137,7 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     assert accelerator.project_configuration.iteration == 13, "as in the original"
 
 
-def test_what_was_just_written_is_never_pruned(tmp_path):
+def test_total_limit_never_removes_what_was_just_written(tmp_path):
     accelerator = numbering(tmp_path)
     accelerator.project_configuration.iteration = 10
     accelerator.save_state()
@@ -172,7 +172,7 @@ def test_a_save_that_fails_does_not_count_but_one_whose_old_checkpoints_could_no
     assert kept(tmp_path) == {"checkpoint_2"}
 
 
-def test_where_nobody_may_write_an_interrupted_save_stays_and_what_is_there_is_loaded(tmp_path, monkeypatch, caplog):
+def test_a_read_only_folder_is_loaded_and_an_interrupted_save_stays_in_it(tmp_path, monkeypatch, caplog):
     accelerator = numbering(tmp_path)
     folder = accelerator.save_state()
     copytree(folder, folder / ".main_part")

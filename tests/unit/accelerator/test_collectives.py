@@ -1,6 +1,8 @@
 """Collectives of nested structures: what accelerate's give, and what comes where those fail."""
 
 import importlib
+import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -99,7 +101,7 @@ def reduce_in_two_layouts(accelerator):
     return accelerator.reduce(square if accelerator.is_main_process else square.T.contiguous().T).tolist()
 
 
-def test_what_lies_transposed_in_the_memory_of_one_rank_is_added_up_in_its_places():
+def test_reduce_adds_up_the_places_of_a_tensor_that_lies_transposed_on_one_rank():
     assert on_ranks(2, reduce_in_two_layouts) == [[[2, 4], [6, 8]]] * 2
 
 
@@ -113,7 +115,7 @@ def broadcast_views(accelerator):
     return rows.tolist(), conjugate.tolist()
 
 
-def test_what_is_broadcast_arrives_in_the_memory_of_a_view():
+def test_broadcast_writes_into_the_memory_of_a_view():
     """On accelerate other numbers arrive in a column."""
     assert on_ranks(2, broadcast_views) == [([[1, 12], [3, 14]], [1 - 1j]), ([[11, 12], [13, 14]], [1 - 1j])]
 
@@ -182,31 +184,39 @@ COLLECTIVES = {
 CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse", "sparse shape"}
 
 
-def enter_with_what_differs(accelerator):
-    """The message of each collective about each difference. A collective works after each of them."""
-    messages = {}
-    rank = accelerator.process_index
-    for name, collective in COLLECTIVES.items():
-        for kind, (first, other) in DIFFERENT.items():
-            if name == "pad_across_processes" and kind in CAN_BE_PADDED:
-                continue
-            with pytest.raises(DistributedOperationException) as raised:
-                collective(first if rank == 0 else other)
-            messages[name, kind] = str(raised.value)
-            assert gather(torch.tensor([rank])).tolist() == list(range(accelerator.num_processes))
+class Refusal(NamedTuple):
+    collective: str
+    difference: str
+    message: str
+    gathered_next: list[int]
+
+
+def refusal(rank, collective, difference, value):
     with pytest.raises(DistributedOperationException) as raised:
-        (reduce if rank == 0 else gather)(ONE)
-    messages["two collectives"] = str(raised.value)
-    return messages
+        COLLECTIVES[collective](value)
+    return Refusal(collective, difference, str(raised.value), gather(torch.tensor([rank])).tolist())
+
+
+def enter_with_differences(accelerator):
+    rank = accelerator.process_index
+    rows = [
+        refusal(rank, collective, difference, first if rank == 0 else other)
+        for collective, (difference, (first, other)) in itertools.product(COLLECTIVES, DIFFERENT.items())
+        if not (collective == "pad_across_processes" and difference in CAN_BE_PADDED)
+    ]
+    in_two_collectives = refusal(rank, "reduce" if rank == 0 else "gather", "collective", ONE)
+    return [*rows, in_two_collectives._replace(collective="reduce and gather")]
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_what_differs_between_the_processes_is_the_same_error_on_all_of_them(world):
-    messages, *others = on_ranks(world, enter_with_what_differs)
-    assert all(of_other == messages for of_other in others)
-    for message in messages.values():
-        assert "rank 0: " in message and "rank 1: " in message
-        assert "pad_across_processes" in message and "use_gather_object" in message
+def test_collectives_refuse_differences_between_ranks_with_one_message_on_all_and_work_on(world):
+    rows, *others = on_ranks(world, enter_with_differences)
+    assert others == [rows] * (world - 1)
+    for row in rows:
+        assert "rank 0: " in row.message and "rank 1: " in row.message
+        assert "pad_across_processes" in row.message and "use_gather_object" in row.message
+        assert row.gathered_next == list(range(world))
+    messages = {(row.collective, row.difference): row.message for row in rows}
     assert "rank 0: tensor [2] torch.float32\n  - rank 1: tensor [3] torch.float32" in messages["reduce", "shape"]
     assert "rank 0: ['a'] [1] torch.float32\n  - rank 1: ['b'] [1]" in messages["gather", "keys"]
 
@@ -228,7 +238,7 @@ def send_what_cannot_be_sent(accelerator):
             collective([ONE, ONE.to_sparse()])
 
 
-def test_what_cannot_be_sent_is_refused_on_all_ranks():
+def test_collectives_refuse_what_cannot_be_pickled_or_is_sparse_on_all_ranks():
     on_ranks(2, send_what_cannot_be_sent)
 
 
@@ -278,8 +288,8 @@ def exit_on_rank_1(accelerator):
         return type(error), str(error)
 
 
-def test_an_exit_of_one_rank_ends_the_others_too():
-    """In `run_on_all_ranks`: they would else wait for it in the next collective."""
+def test_run_on_all_ranks_ends_the_others_when_one_exits():
+    """They would else wait for it in the next collective."""
     assert on_ranks(2, exit_on_rank_1, timeout=30) == [
         (remote_errors.RemoteError, "rank 1: SystemExit: the disk is full"),
         (SystemExit, "the disk is full"),

@@ -67,7 +67,7 @@ def test_out_of_scope_is_refused_by_name_and_passes_when_empty(tmp_path):
         ("!!python/object/apply:os.system ['true']", "could not determine a constructor"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_with_the_file(tmp_path, text, message):
+def test_a_config_file_that_is_wrong_is_named_in_one_line(tmp_path, text, message):
     with pytest.raises(ConfigError) as error:
         load(tmp_path, text)
     assert str(error.value).startswith(str(tmp_path / "config.yaml")) and message in str(error.value)

@@ -16,13 +16,14 @@ from tests.unit.accelerator.several_processes import gathered, on_ranks, played_
 
 # How to prepare a loader that the main process reads for all.
 DISPATCHING = {"device": torch.device("cpu"), "put_on_device": True, "dispatch_batches": True}
+in_both_ways = pytest.mark.parametrize("how", [{}, DISPATCHING], ids=["sharded", "dispatched"])
 
 
 def lists(loader):
     return [batch.tolist() for batch in loader]
 
 
-def test_what_is_out_of_scope_is_refused_by_name():
+def test_a_device_mesh_is_refused_by_name():
     with pytest.raises(NotImplementedError, match="torch_device_mesh"):
         prepare_data_loader(DataLoader(Numbers(4)), torch_device_mesh=object())
 
@@ -82,7 +83,7 @@ class OwnBatches(BatchSampler):
         return 2 * super().__len__()
 
 
-@pytest.mark.parametrize("how", [{}, DISPATCHING], ids=["sharded", "dispatched"])
+@in_both_ways
 def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(how):
     mine = OwnBatches(SequentialSampler(range(4)), 2, False)
     loader = prepare_data_loader(DataLoader(Numbers(4), batch_sampler=mine), **how)
@@ -112,39 +113,58 @@ def test_a_shard_of_ones_own_makes_its_batches_by_itself():
 
 def test_a_loader_without_batches_yields_single_samples_in_the_samplers_order():
     """`DataLoader(dataset, batch_size=None)`, for data sets that make their batches by themselves."""
-
-    def make():
-        return DataLoader(Numbers(10), batch_size=None, shuffle=True)
-
     sized = SequentialSampler(range(10))
     sized.batch_size = 2
     assert list(prepare_data_loader(DataLoader(range(10), batch_size=None, sampler=sized))) == list(range(10))
-    loader = prepare_data_loader(make(), use_seedable_sampler=True, data_seed=2)
+    loader = prepare_data_loader(
+        DataLoader(Numbers(10), batch_size=None, shuffle=True), use_seedable_sampler=True, data_seed=2
+    )
     assert len(loader) == 10
     for epoch in range(2):
         assert [int(sample) for sample in loader] == seeded_order(10, 2, epoch)
+
+
+def test_a_loader_without_batches_is_for_one_process():
+    shuffled = DataLoader(Numbers(10), batch_size=None, shuffle=True)
     of_stream = DataLoader(Stream([[0, 1], [2]]), batch_size=None)
     of_single_numbers = DataLoader(Numbers(9), batch_size=None, sampler=OwnGenerator(9))
-    for make_one in (make, lambda: skip_first_batches(make(), 2), lambda: of_stream, lambda: of_single_numbers):
+    for loader in (shuffled, skip_first_batches(shuffled, 2), of_stream, of_single_numbers):
         with pytest.raises(ValueError, match="on several processes a loader needs batches"):
-            played_loaders(2, make_one)
+            played_loaders(2, lambda loader=loader: loader)
+
+
+def test_a_loader_without_batches_whose_sampler_yields_lists_is_shared_out():
     of_lists = DataLoader(torch.arange(4), batch_size=None, sampler=Buckets([[0, 1], [2], [3]]))
     assert gathered(played_loaders(2, lambda: skip_first_batches(of_lists, 1))) == [2, 3]
 
 
-@pytest.mark.parametrize("how", [{}, DISPATCHING], ids=["sharded", "dispatched"])
-def test_epochs_reach_samplers_and_datasets_that_ask_for_them(how):
+def loader_of_epochs(how):
+    """A loader whose sampler and data set both ask for the epoch."""
     data = NumbersOfEpoch(4)
     sampler = DistributedEvalSampler(data, 1, 0, shuffle=True, seed=6)
-    loader = prepare_data_loader(DataLoader(data, sampler=sampler), **how)
+    return prepare_data_loader(DataLoader(data, sampler=sampler), **how)
+
+
+def numbers_of_epoch(epoch):
+    return [1000 * epoch + number for number in seeded_order(4, 6, epoch)]
+
+
+@in_both_ways
+def test_epochs_reach_samplers_and_datasets_that_ask_for_them(how):
+    loader = loader_of_epochs(how)
     for epoch in (0, 1):
         loader.set_epoch(epoch)
-        assert gathered([loader]) == [1000 * epoch + number for number in seeded_order(4, 6, epoch)]
+        assert gathered([loader]) == numbers_of_epoch(epoch)
+
+
+@in_both_ways
+def test_epochs_reach_the_rest_of_a_loader_also_if_the_script_sets_iteration(how):
+    loader = loader_of_epochs(how)
     loader.set_epoch(5)
     rest = skip_first_batches(loader, 1)
-    assert gathered([rest]) == [5000 + number for number in seeded_order(4, 6, 5)[1:]]
+    assert gathered([rest]) == numbers_of_epoch(5)[1:]
     loader.iteration = 7  # as some scripts do
-    assert gathered([rest]) == [7000 + number for number in seeded_order(4, 6, 7)[1:]]
+    assert gathered([rest]) == numbers_of_epoch(7)[1:]
 
 
 class OrderOfEpoch(Sampler):
@@ -210,7 +230,7 @@ def test_within_a_loop_the_remainder_is_the_originals(kind):
 
 @pytest.mark.parametrize(("world", "how"), [(1, {}), (1, DISPATCHING), (2, {})], ids=["one", "dispatched", "two"])
 @pytest.mark.parametrize(("stream", "readers"), [(Stream, 2), (StreamOfWorkers, 1)])
-def test_a_stream_that_nobody_deals_out_comes_once_from_each_worker(stream, readers, world, how):
+def test_each_worker_reads_a_stream_once_that_is_not_split_among_workers(stream, readers, world, how):
     """Plain torch does the same: a stream that ignores its worker is read once by each of them."""
     loaders = played_loaders(world, lambda: DataLoader(stream(range(13)), batch_size=2, num_workers=2), **how)
     assert sorted(gathered(loaders)) == sorted(list(range(13)) * readers)

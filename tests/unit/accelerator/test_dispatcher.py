@@ -177,7 +177,7 @@ def resume_in_three_ways(accelerator):
     return whole[3:], after_load, [batch["number"].tolist() for batch in skipping]
 
 
-def test_it_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
+def test_a_dispatching_loader_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
     for rest, after_load, after_skip in on_dispatching_ranks(2, resume_in_three_ways, use_stateful_dataloader=True):
         # As in the original, the last step is then filled up with rows of the first step that is read.
         assert len(rest) == 4 and rest[:3] == after_load[:3]
@@ -232,7 +232,7 @@ def read_what_is_broken(accelerator, kind):
 
 
 @pytest.mark.parametrize("kind", ["sample 5", "the file", "the slice"])
-def test_what_the_main_process_raises_is_raised_on_all(kind):
+def test_dispatching_raises_on_all_what_the_main_process_raises(kind):
     numbers = [[0], [1]] if kind == "sample 5" else [[], []]
     one, two = on_dispatching_ranks(2, read_what_is_broken, kind)
     assert one == (numbers[0], "LookupError", f"{kind} is gone")
@@ -297,5 +297,5 @@ def assert_that_what_cannot_be_dispatched_is_refused(accelerator):
         prepare(DataLoader(Rows(5), batch_size=5), put_on_device=True, split_batches=True, num_processes=1)
 
 
-def test_what_cannot_be_dispatched_is_refused():
+def test_dispatching_refuses_what_cannot_be_dispatched():
     on_ranks(2, assert_that_what_cannot_be_dispatched_is_refused)

@@ -79,7 +79,7 @@ def test_a_fork_after_openmp_threads_does_not_hang():
 
 
 @ON_CPU
-def test_one_process_runs_right_here():
+def test_notebook_launcher_runs_one_process_right_here():
     notebook = Accelerator(mixed_precision="bf16", cpu=True)
     seen = []
 
@@ -159,7 +159,7 @@ def test_garbage_is_freed_before_the_fork_and_not_by_a_child():
 
 @ON_CPU
 @pytest.mark.parametrize("arguments", [{"master_addr": "10.0.0.1"}, {"num_nodes": 2}, {"rdzv_backend": "etcd"}])
-def test_what_has_no_meaning_on_one_machine_is_refused(arguments):
+def test_notebook_launcher_refuses_what_has_no_meaning_on_one_machine(arguments):
     with pytest.raises(NotImplementedError, match="a notebook launches on one machine"):
         notebook_launcher(pytest.fail, ("ran",), num_processes=1, **arguments)
     with pytest.raises(ValueError, match="Unknown mixed_precision mode: half"):

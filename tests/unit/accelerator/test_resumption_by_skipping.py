@@ -199,7 +199,7 @@ def test_skipping_works_on_loaders_that_were_not_prepared():
     assert [sample.item() for sample in skip_first_batches(DataLoader(Numbers(5), batch_size=None), 2)] == [2, 3, 4]
 
 
-def test_what_skipping_made_of_a_prepared_loader_stays_as_it_is_when_it_is_prepared():
+def test_skipping_in_a_prepared_loader_stays_as_it_is_when_the_rest_is_prepared():
     accelerator = Accelerator(cpu=True, split_batches=True)
     rest = accelerator.skip_first_batches(accelerator.prepare(DataLoader(Numbers(5), batch_size=2)), 1)
     assert accelerator.prepare(rest) is rest

@@ -216,12 +216,10 @@ def test_with_steps_of_another_size_a_loader_goes_on_between_epochs_alone():
         loader.load_state_dict(state)
         loader.set_epoch(0)
         assert gathered([loader]) == list(range(N))
-    for make in (
-        lambda size: prepared("sequential", batch_size=size),
-        lambda size: prepared("a stream", world=2, batch_size=size, split_batches=True),
-    ):
+    for how in ({"kind": "sequential"}, {"kind": "a stream", "world": 2, "split_batches": True}):
+        state = stopped_after(prepared(**how, batch_size=4), 1)
         with pytest.raises(ValueError, match="4 samples per step cannot go on with 2"):
-            make(2).load_state_dict(stopped_after(make(4), 1))
+            prepared(**how, batch_size=2).load_state_dict(state)
 
 
 def test_an_epoch_does_not_go_on_in_the_order_of_another_sampler():

@@ -55,7 +55,7 @@ def test_weights_on_the_meta_device_are_refused(accelerator, tmp_path):
 @pytest.mark.parametrize(
     ("others", "what"), [({"more": torch.ones(1)}, "more"), ({}, "bias")], ids=["one too many", "one too few"]
 )
-def test_other_names_are_an_error_where_they_must_fit(others, what, tmp_path, caplog):
+def test_weights_of_other_names_are_an_error_where_they_must_fit(others, what, tmp_path, caplog):
     model = torch.nn.Linear(1, 1)
     weights = model.state_dict() | others if others else {"weight": model.weight}
     torch.save(weights, tmp_path / "file.bin")
@@ -65,7 +65,7 @@ def test_other_names_are_an_error_where_they_must_fit(others, what, tmp_path, ca
         load_checkpoint_in_model(model, tmp_path / "file.bin", strict=True)
 
 
-def test_what_is_no_file_of_weights_is_refused(tmp_path):
+def test_weights_are_loaded_from_no_other_file(tmp_path):
     (tmp_path / "x.index.json").write_text("{}")
     for checkpoint in (tmp_path, tmp_path / "nowhere", tmp_path / "x.index.json"):
         with pytest.raises(ValueError, match=str(checkpoint)):
@@ -79,7 +79,7 @@ def test_a_file_in_the_place_of_the_folder_is_an_error(accelerator, tmp_path):
     assert (tmp_path / "m").read_text() == "the user's"
 
 
-def test_one_object_is_saved_here_and_loaded_there_and_the_reverse(tmp_path):
+def test_save_and_load_read_the_files_of_accelerate_and_the_reverse(tmp_path):
     theirs = import_or_skip("accelerate.utils")
     state = {"a": numpy.arange(3, dtype="uint32"), "b": torch.ones(2)}
     for save, load in ((utils.save, theirs.load), (theirs.save, utils.load)):

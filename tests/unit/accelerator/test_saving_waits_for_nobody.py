@@ -79,37 +79,40 @@ def save_unless_killed(run: Run, place: Path | None, all_ranks: bool, operations
     return True
 
 
-def killed_at_each_operation(_, root: Path, victim: int, numbered: bool, all_ranks: bool) -> int:
-    """Save step 1, kill the victim after 0, 1, 2, … file operations of its save of step 2, and load in a new run.
+def killed_after(root: Path, operations: int, victim: int, numbered: bool, all_ranks: bool) -> bool:
+    """Save step 1, kill the victim after so many file operations of its save of step 2, and load in a new run.
 
-    Returns the number of operations after which the save comes to its end.
+    Returns True if the save has come to its end on all ranks.
     """
     naming = {"automatic_checkpoint_naming": True, "total_limit": 1} if numbered else {}
-    for operations in itertools.count():
-        folder = root / str(operations)
-        place = None if numbered else folder / "c"
-        run = Run(folder, **naming)
-        run.step(1)
-        run.accelerator.save_state(place)
-        run.accelerator.wait_for_everyone()
-        run.step(2)
-        is_saved = save_unless_killed(run, place, all_ranks, operations if run.rank == victim else sys.maxsize)
-        all_saved = all(gather_object([is_saved]))
+    folder = root / str(operations)
+    place = None if numbered else folder / "c"
+    run = Run(folder, **naming)
+    run.step(1)
+    run.accelerator.save_state(place)
+    run.accelerator.wait_for_everyone()
+    run.step(2)
+    is_saved = save_unless_killed(run, place, all_ranks, operations if run.rank == victim else sys.maxsize)
+    all_saved = all(gather_object([is_saved]))
 
-        run = Run(folder, **naming)
-        loaded = run.load(place)
-        possible = [Loaded(weights_step=2, random_step=2)]
-        if not all_saved:
-            possible.append(Loaded(weights_step=1, random_step=1))
-        if not all_saved and not all_ranks and run.rank == victim != 0:
-            possible.append(Loaded(weights_step=2, random_step=None))  # The main process alone has saved.
-        assert loaded in possible, operations
-        assert len({each.weights_step for each in gather_object([loaded])}) == 1, operations
-        run.step(3)
-        run.accelerator.save_state(place)  # The run goes on.
-        assert run.load(place) == Loaded(3, 3), operations
-        if all_saved:
-            return operations
+    run = Run(folder, **naming)
+    loaded = run.load(place)
+    possible = [Loaded(weights_step=2, random_step=2)]
+    if not all_saved:
+        possible.append(Loaded(weights_step=1, random_step=1))
+    if not all_saved and not all_ranks and run.rank == victim != 0:
+        possible.append(Loaded(weights_step=2, random_step=None))  # The main process alone has saved.
+    assert loaded in possible, operations
+    assert len({each.weights_step for each in gather_object([loaded])}) == 1, operations
+    run.step(3)
+    run.accelerator.save_state(place)  # The run goes on.
+    assert run.load(place) == Loaded(3, 3), operations
+    return all_saved
+
+
+def killed_after_each_operation(_, root: Path, *case) -> int:
+    """The number of file operations after which the save comes to its end. After a failure begin with its number."""
+    return next(operations for operations in itertools.count() if killed_after(root, operations, *case))
 
 
 # With `numbered` the older checkpoint makes room for the new one; with `all_ranks` a save has all parts or none.
@@ -128,7 +131,7 @@ def killed_at_each_operation(_, root: Path, victim: int, numbered: bool, all_ran
 def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(
     world, victim, numbered, all_ranks, tmp_path
 ):
-    assert on_ranks(world, killed_at_each_operation, tmp_path, victim, numbered, all_ranks)[victim] > 3
+    assert on_ranks(world, killed_after_each_operation, tmp_path, victim, numbered, all_ranks)[victim] > 3
 
 
 def saved_alone(_, folder: Path) -> Loaded:
@@ -233,6 +236,15 @@ def test_parts_of_two_micro_steps_are_no_checkpoint(tmp_path):
     assert on_ranks(2, saved_in_two_micro_steps, tmp_path) == [1, 1]
 
 
+def tell(event: str) -> None:
+    """Tell the other rank, without a collective: ids of saves contain their count."""
+    dist.distributed_c10d._get_default_store().set(event, "")
+
+
+def wait_until(event: str) -> None:
+    dist.distributed_c10d._get_default_store().wait([event])
+
+
 def saved_late(_, folder: Path) -> tuple:
     """The steps and the checkpoints after four saves, each of which removes the checkpoint before.
 
@@ -241,7 +253,6 @@ def saved_late(_, folder: Path) -> tuple:
 
     The save that fails uses up a number, because the main process has saved.
     """
-    store = dist.distributed_c10d._get_default_store()
     run = Run(folder, automatic_checkpoint_naming=True, total_limit=1)
 
     def save(number: int) -> None:
@@ -249,21 +260,21 @@ def saved_late(_, folder: Path) -> tuple:
         run.accelerator.save_state()
 
     def come_late(*_) -> None:
-        store.set("rank 1 is saving", "")
-        store.wait(["the main process has saved"])
+        tell("rank 1 has begun save 0")
+        wait_until("rank 0 has made save 3")
 
     def fail(*_) -> None:
         raise KeyError
 
     if run.accelerator.is_main_process:
         save(0)
-        store.set("the first checkpoint is there", "")
-        store.wait(["rank 1 is saving"])
+        tell("rank 0 has made save 0")
+        wait_until("rank 1 has begun save 0")
         for number in (1, 2, 3):
             save(number)
-        store.set("the main process has saved", "")
+        tell("rank 0 has made save 3")
     else:
-        store.wait(["the first checkpoint is there"])
+        wait_until("rank 0 has made save 0")
         run.accelerator.register_save_state_pre_hook(come_late)
         save(0)
         failing = run.accelerator.register_save_state_pre_hook(fail)
@@ -279,39 +290,46 @@ def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp
     assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
 
 
-def test_a_rank_that_comes_early_and_fails_in_its_second_save_loses_no_part(tmp_path, monkeypatch):
-    """This process takes the part of both ranks, in this order:
+def saved_early(_, folder: Path) -> None:
+    """Rank 1 makes its part of "third" while rank 0 is about to remove the folder that had its part of "first".
 
-    rank 1: saves its part of "first", and fails in the second save
-    rank 0: saves "first": it moves that part into the checkpoint, and is about to remove the empty folder
-    rank 1: saves its part of "third"
-    rank 0: removes the empty folder, and saves "third" with that part
+    rank 0:                                saves "first" until …                    … removes, saves "third"
+    rank 1: part of "first", fails in "second"                    part of "third"
     """
-    folder = tmp_path / "c"
-    rmtree = shutil.rmtree
+    rank = PartialState().process_index
 
-    def written(rank: int, save_id: str) -> Path:
-        """The complete draft of this rank, which this process is from now on."""
-        PartialState(cpu=True).process_index = rank
+    def written(save_id: str) -> Path:
         draft = checkpoint_folder.draft_of_this_rank(folder)
         draft.mkdir()
         (draft / f"file_{rank}").write_text(save_id)
         checkpoint_folder.complete_draft(draft, save_id, is_main_part=rank == 0)
         return draft
 
-    def remove_later(path: Path) -> None:
-        monkeypatch.setattr(shutil, "rmtree", rmtree)
-        checkpoint_folder.publish_rank_part(written(1, "third"), folder, "third")
+    if rank == 1:
+        checkpoint_folder.publish_rank_part(written("first"), folder, "first")
+        checkpoint_folder.remove(written("second"))
+        tell("rank 1 has failed")
+        wait_until("rank 0 is about to remove")
+        checkpoint_folder.publish_rank_part(written("third"), folder, "third")
+        tell("rank 1 has made its third part")
+        return
+
+    def remove_late(path: Path, *, rmtree=shutil.rmtree) -> None:
+        tell("rank 0 is about to remove")
+        wait_until("rank 1 has made its third part")
         rmtree(path)
 
-    checkpoint_folder.publish_rank_part(written(1, "first"), folder, "first")
-    checkpoint_folder.remove(written(1, "second"))
-    draft = written(0, "first")
-    monkeypatch.setattr(shutil, "rmtree", remove_later)
-    checkpoint_folder.publish_main_part(draft, folder)
-    assert (tmp_path / "c/file_1").read_text() == "first"
-    checkpoint_folder.publish_main_part(written(0, "third"), folder)
-    assert (tmp_path / "c/file_1").read_text() == "third"
+    wait_until("rank 1 has failed")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(shutil, "rmtree", remove_late)
+        checkpoint_folder.publish_main_part(written("first"), folder)
+    assert (folder / "file_1").read_text() == "first"
+    checkpoint_folder.publish_main_part(written("third"), folder)
+    assert (folder / "file_1").read_text() == "third"
+
+
+def test_a_rank_that_comes_early_and_fails_in_its_second_save_loses_no_part(tmp_path):
+    on_ranks(2, saved_early, tmp_path / "c")
     assert not list(tmp_path.rglob(".*"))
 
 

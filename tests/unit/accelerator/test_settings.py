@@ -9,7 +9,7 @@ from tests.peers import import_or_skip
 
 
 @pytest.mark.parametrize("option", ["deepspeed_plugin", "megatron_lm_plugin", "torch_tp_plugin", "parallelism_config"])
-def test_what_is_out_of_scope_is_refused_and_an_empty_setting_passes(option):
+def test_settings_out_of_scope_are_refused_and_empty_ones_pass(option):
     Accelerator(cpu=True, **{option: None})
     with pytest.raises(NotImplementedError, match="out of scope"):
         Accelerator(cpu=True, **{option: object()})

@@ -130,7 +130,7 @@ DISPATCHING = {"put_on_device": True, "dispatch_batches": True}
         pytest.param(Stream(range(10)), 2, {"split_batches": True}, id="a stream, split"),
     ],
 )
-def test_what_is_skipped_before_prepare_stays_skipped(data, world, how):
+def test_skipping_before_prepare_stays_skipped(data, world, how):
     loaders = played_loaders(world, lambda: skip_first_batches(DataLoader(data, batch_size=2), 2), **how)
     assert gathered(loaders) == list(range(4, 10))
 
@@ -163,7 +163,7 @@ def test_indices_equal_those_of_accelerate():
             assert list(BatchSamplerShard(*arguments)) == list(theirs.BatchSamplerShard(*arguments)), shape
 
 
-def test_what_is_left_after_skipping_before_prepare_is_dealt_out_as_by_accelerate():
+def test_skipping_before_prepare_leaves_a_rest_that_is_dealt_out_as_by_accelerate():
     """Neither library knows the batch size then: whole batches are repeated, and none is split."""
     theirs = import_or_skip("accelerate.data_loader")
     for n, drop_last, even, world in itertools.product((7, 9, 10), (False, True), (False, True), (2, 3)):

@@ -61,7 +61,7 @@ def test_inputs_are_split_in_order_and_padded_with_the_last(kind, n, padded, exp
     assert plain(inputs) == list(range(n))  # accelerate cuts the values of a dict in place
 
 
-def test_a_text_goes_whole_to_everybody_and_a_number_to_nobody():
+def test_split_between_processes_gives_a_text_whole_to_all_and_refuses_a_number():
     for state in played_states(3):
         with state.split_between_processes("abcde") as share:
             assert share == "abcde"

@@ -53,7 +53,7 @@ def test_a_loop_goes_on_with_its_own_count_after_another_one_within_it(accelerat
     assert accelerator.samples_in_step is None  # so `gather_for_metrics` cuts nothing off
 
 
-def test_what_it_cannot_do_is_refused(accelerator):
+def test_the_small_accelerator_refuses_what_it_cannot_do(accelerator):
     with pytest.raises(NotImplementedError, match="only the whole Accelerator"):
         make(split_batches=False)
     for loader in (

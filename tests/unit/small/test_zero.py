@@ -90,7 +90,7 @@ WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
 
 @pytest.mark.parametrize("world_size", WORLDS)
 @pytest.mark.parametrize("kind", CUT)
-def test_what_is_cut_shrinks_to_one_part(kind, world_size):
+def test_zero_shrinks_what_is_cut_to_one_part(kind, world_size):
     expected = {name: size / world_size if name in CUT[kind] else size for name, size in WHOLE.items()}
     for after_forward, after_backward, _ in memory_of_ranks(kind, world_size):
         for name, size in expected.items():

@@ -2,6 +2,7 @@
 
 import os
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from common.processes import ranks
 from common.trainer import checkpoint
 from tests.states import on_a_rank
+from tests.unit.trainer.both import make, on_both
 from tests.unit.trainer.toy import make_trainer, weights
 
 NAN = float("nan")
@@ -82,3 +84,18 @@ def best_on_a_machine_of_its_own(folder):
 def test_machines_without_a_shared_disk_get_the_best_weights_from_rank_0(tmp_path):
     assert ranks(2).run(best_on_a_machine_of_its_own, tmp_path) == [True, True]
     assert not [*tmp_path.glob("machine 1/checkpoint-*")]
+
+
+@pytest.mark.parametrize("loads_best", [False, True])
+def test_with_a_limit_of_one_the_best_and_the_newest_stay(loads_best, tmp_path, transformers):
+    """The original leaves the best one alone, from which the run cannot go on."""
+
+    def script(library, folder):
+        by_epoch = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 3}
+        best = {"metric_for_best_model": "score", "load_best_model_at_end": loads_best, "save_total_limit": 1}
+        trainer = make(library, folder, **by_epoch, **best)
+        trainer.compute_metrics = lambda prediction: {"score": {3: 9, 6: 1, 9: 2}[trainer.state.global_step]}
+        trainer.train()
+        return sorted(path.name for path in Path(folder).iterdir())
+
+    assert on_both(script, tmp_path) == (["checkpoint-3", "checkpoint-9"], ["checkpoint-3"])

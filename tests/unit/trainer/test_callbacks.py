@@ -7,7 +7,7 @@ import pytest
 from common.trainer import EarlyStoppingCallback, TrainerCallback
 from common.trainer.trainer_callback import GIVEN
 from tests.toys import Points
-from tests.unit.trainer.both import make, same_on_both
+from tests.unit.trainer.both import make, on_both, same_on_both, train
 from tests.unit.trainer.toy import EVENTS, At, make_trainer, stop
 
 
@@ -76,3 +76,37 @@ def test_a_control_that_was_taken_before_the_training_steers_it(tmp_path):
     trainer.add_callback(At("on_step_end", 3, lambda given: stop(control)))
     trainer.train()
     assert trainer.control is control and trainer.state.global_step == 3
+
+
+@pytest.mark.parametrize(
+    "event", ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_epoch_end"]
+)
+@pytest.mark.parametrize("switch", ["should_training_stop", "should_epoch_stop"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_stop_acts_at_the_same_moment(event, switch, accumulation, tmp_path, transformers):
+    def script(library, folder):
+        def stop(self, args, state, control, **kwargs):
+            setattr(control, switch, True)
+
+        stopper = type("Stopper", (library.TrainerCallback,), {event: stop})
+        settings = {"gradient_accumulation_steps": accumulation, "eval_strategy": "epoch"}
+        return train(library, folder, extra={"callbacks": [stopper]}, **settings)
+
+    same_on_both(script, tmp_path)
+
+
+def test_a_callback_that_changes_the_accumulation_loses_no_sample(tmp_path, transformers):
+    def script(library, folder):
+        class Change(library.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                args.gradient_accumulation_steps = 1
+
+        extra = {"train_dataset": Points(24), "callbacks": [Change]}
+        trainer = make(library, folder, extra=extra, gradient_accumulation_steps=3, per_device_train_batch_size=4)
+        seen = []
+        trainer.model.linear.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+        trainer.train()
+        return sum(seen)
+
+    ours, theirs = on_both(script, tmp_path)
+    assert theirs < ours == 2 * 24

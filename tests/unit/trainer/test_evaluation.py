@@ -1,6 +1,7 @@
 """Evaluation: each sample counts once, with its weight, and the predictions come in order."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 from unittest import mock
 
@@ -14,8 +15,10 @@ from torch.utils.data import DataLoader
 from common.eval_sampler import DistributedEvalSampler
 from common.processes import ranks
 from common.trainer import Trainer, TrainerState
+from tests.bits import digest
 from tests.states import on_a_rank, reset_states
 from tests.toys import Net, Points, Stream, loss_per_item, seeded_net
+from tests.unit.trainer.both import make, on_both
 from tests.unit.trainer.toy import CountingNet, accuracy, make_trainer
 
 N = 101
@@ -307,3 +310,40 @@ def test_an_output_of_which_no_predictions_can_be_made_is_named_at_the_first_bat
     output = trainer.predict(Points(5), ignore_keys=["cache"])
     assert [part.shape for part in output.predictions] == [(5, 10), (5, 16)]
     assert trainer.predict(Points(5), ignore_keys=["cache", "hidden"]).predictions.shape == (5, 10)
+
+
+class Sums(nn.Module):
+    """Returns, besides the logits, a number for each class: no row of it belongs to a sample."""
+
+    def __init__(self, **numbers) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 10)
+        self.numbers = numbers
+
+    def forward(self, x, labels=None):
+        logits = self.linear(x)
+        outputs = {"loss": F.cross_entropy(logits, labels), "logits": logits, "sums": logits.sum(0)}
+        return outputs | self.numbers
+
+
+def test_a_number_among_the_outputs_does_not_change_how_the_others_are_cut(tmp_path, transformers):
+    def script(library, folder, **numbers):
+        trainer = make(library, folder, model=seeded_net(Sums, **numbers), per_device_eval_batch_size=4)
+        return digest(torch.from_numpy(trainer.predict(Points(6)).predictions[1]))
+
+    ours, theirs = on_both(script, tmp_path)
+    assert ours == theirs
+    ours_with_number, theirs_with_number = on_both(partial(script, number=torch.tensor(1.0)), tmp_path)
+    assert ours_with_number == ours
+    assert theirs_with_number != theirs
+
+
+def test_with_persistent_workers_each_evaluation_reads_its_own_set(tmp_path, transformers):
+    """The original keeps the loader of the first one."""
+
+    def script(library, folder):
+        trainer = make(library, folder, dataloader_num_workers=1, dataloader_persistent_workers=True)
+        return [trainer.evaluate(Points(n))["eval_loss"] for n in (16, 5)]
+
+    ours, theirs = on_both(script, tmp_path)
+    assert theirs == [ours[0], ours[0]] and ours[0] != ours[1]

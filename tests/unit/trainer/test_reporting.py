@@ -1,5 +1,6 @@
 """The output of a run: lines, a bar, trackers."""
 
+import json
 import sys
 from unittest import mock
 
@@ -55,3 +56,15 @@ def test_a_second_training_writes_every_line_once_under_the_same_name(tmp_path):
     losses = [line for line in log.read_text().splitlines() if "train/loss" in line]
     assert len(losses) == 2
     assert "a_name_of_its_own" in str(log) + log.read_text()
+
+
+def test_trackers_get_the_names_of_transformers(tmp_path, transformers):
+    from transformers.integrations.integration_utils import rewrite_logs
+
+    logs = {"loss": 1.0, "eval_loss": 2.0, "test_loss": 3.0, "eval_test_loss": 4.0}
+    trainer = make_trainer(tmp_path, report_to="jsonl", logging_strategy="no")
+    trainer.train()
+    trainer.log(dict(logs))
+    [file] = tmp_path.rglob("*.jsonl")
+    tracked = json.loads(file.read_text().splitlines()[-1])
+    assert rewrite_logs(logs).items() <= tracked.items()

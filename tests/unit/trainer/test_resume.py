@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader
 
 from common.trainer import EarlyStoppingCallback, TrainerCallback, get_last_checkpoint
 from tests.bits import comparable_logs, cut_short, flip_a_bit
+from tests.states import forget_states
 from tests.toys import Points, Stream, seeded_net
+from tests.unit.trainer.both import end, make, same_on_both
 from tests.unit.trainer.toy import EVENTS, At, accuracy, make_trainer, stop, weights
 
 
@@ -311,3 +313,80 @@ def test_a_prepared_loader_that_two_trainings_share_goes_on_where_it_was(tmp_pat
     trainer.train()
     resumed = run_busily(tmp_path / "more", resume=str(tmp_path / "checkpoint-3"), **SETTINGS["steps"])
     assert_same_end(resumed, trainer)
+
+
+def end_of_resumed(trainer, output) -> tuple:
+    """The outcome of a resumed training, without the logs from before the checkpoint."""
+    losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    return output.global_step, losses, end(trainer)["weights"], torch.rand(()).item()
+
+
+@pytest.mark.parametrize(("step", "is_stream"), [(1, False), (3, False), (4, False), (1, True), (2, True)])
+def test_a_training_stopped_within_a_step_and_resumed_ends_the_same(step, is_stream, tmp_path, transformers):
+    """Both train the whole step again. 7 micro-batches make the steps 3 + 3 + 1; of a stream, the last is no step."""
+    points = {"train_dataset": Stream(Points(25)) if is_stream else Points(25)}
+    settings = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3, "save_strategy": "epoch"}
+    if is_stream:
+        settings["max_steps"] = 6
+
+    def script(library, folder):
+        class StopWithinStep(library.TrainerCallback):
+            def on_substep_end(self, args, state, control, **kwargs):
+                if state.global_step == step:
+                    control.should_training_stop = True
+
+        make(library, folder, extra=points | {"callbacks": [StopWithinStep]}, **settings).train()
+        forget_states()
+        resumed = make(library, folder, extra=points, **settings)
+        return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{step}"))
+
+    same_on_both(script, tmp_path)
+
+
+CHANGES = {
+    "smaller batches": ({}, {"per_device_train_batch_size": 2}),
+    "accumulation": ({}, {"gradient_accumulation_steps": 2}),
+    "another order": ({"accelerator_config": {"use_seedable_sampler": False}}, {"per_device_train_batch_size": 8}),
+    "seed": ({"seed": 3}, {"seed": 5}),
+    "both seeds": ({"seed": 3, "data_seed": 4}, {"seed": 5, "data_seed": 4}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_training_resumed_with_other_settings_ends_the_same(name, tmp_path, caplog, transformers):
+    """It has dropout, and stops within an epoch: the batches that are passed over draw random numbers too."""
+    first, changed = CHANGES[name]
+    common = {"per_device_train_batch_size": 4, "lr_scheduler_type": "constant", "save_steps": 3, **first}
+    points = {"train_dataset": Points(25)}
+
+    def script(library, folder):
+        make(library, folder, extra=points, max_steps=3, save_strategy="steps", **common).train()
+        forget_states()
+        resumed = make(library, folder, extra=points, **common | changed)
+        return end_of_resumed(resumed, resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-3"))
+
+    same_on_both(script, tmp_path)
+    assert "nothing is prepared" not in caplog.text  # the position of the loader is left out on purpose
+
+
+def test_a_checkpoint_of_adapters_has_none_of_the_weights_below(tmp_path, transformers):
+    peft = pytest.importorskip("peft")
+    settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    best = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+
+    def make_adapted(library, folder, **more):
+        torch.manual_seed(5)
+        model = peft.get_peft_model(seeded_net(), peft.LoraConfig(r=2, target_modules=["linear"], lora_dropout=0.1))
+        return make(library, folder, model=model, **settings | more)
+
+    def script(library, folder):
+        whole = make_adapted(library, folder, learning_rate=0.5, **best)
+        whole.train()
+        has_all_weights = Path(folder, "checkpoint-2", "model.safetensors").exists()
+        forget_states()
+        resumed = make_adapted(library, folder)
+        output = resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
+        return has_all_weights, whole.state.best_global_step, end(whole)["weights"], end_of_resumed(resumed, output)
+
+    has_all_weights, *_ = same_on_both(script, tmp_path)
+    assert not has_all_weights
