@@ -18,8 +18,7 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
 
     - `self.blocks = ModuleList([Block(), Block()])`: each block is a unit.
     - `self.stages = Sequential(Sequential(Block(), Block()), Block())`: this has three units.
-    - `self.features = Sequential(Conv2d(…), ReLU(), Conv2d(…))`: a chain of layers is one unit, as in VGG. If each
-      layer were one, checkpointing would keep the input of each layer, and save nothing.
+    - `self.features = Sequential(Conv2d(…), ReLU(), Conv2d(…))`: a chain of layers is one unit, as in VGG.
     """
     is_container = type(model) in _CONTAINERS
     for child in model.children():

@@ -239,11 +239,7 @@ class Accelerator:
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable | None = None,
     ) -> DataLoaderShard:
-        """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run.
-
-        `sampler.BatchSamplerShard` cuts the batches of a data set with sample numbers, and `streams.StreamShard` a
-        stream. A DataLoaderDispatcher cuts the batches themselves, which the main process has read.
-        """
+        """This process's part of `data_loader`: `data_loader.prepare_data_loader` with the settings of the run."""
         if _is_prepared(data_loader) or isinstance(data_loader, DataLoaderShard):
             return _register(data_loader, self._dataloaders)
         prepared = prepare_data_loader(
@@ -363,8 +359,7 @@ class Accelerator:
     def forget_model(self, model: torch.nn.Module) -> None:
         """Undo `prepare_model`: the script's own `model` can be prepared anew, for instance in another precision.
 
-        It has its own forward again, and this Accelerator leaves it out of checkpoints. It may have been prepared by
-        another Accelerator. Wrappers around it are not touched, and a model that FSDP has sharded stays sharded.
+        It has its own forward again, and is in no checkpoint. Wrappers around it stay, and shards of FSDP too.
         """
         own = innermost_model(model)
         self._models = [known for known in self._models if innermost_model(known) is not own]
@@ -630,8 +625,7 @@ class Accelerator:
         """Write everything that the run needs to go on: `checkpointing.save_state`.
 
         It waits for nobody by default. Under FSDP all processes must call it. `save_model_func_kwargs` change nothing.
-        Without `with_optimizers` there are no optimizers, schedulers and no scaler in the checkpoint, from which no run
-        can go on. (The original does not have this argument.)
+        Without `with_optimizers` it has no optimizers, schedulers and scaler. (The original has no such argument.)
         """
         run = self._run_state()
         if not with_optimizers:
@@ -687,7 +681,6 @@ class Accelerator:
 
         Raises:
             RuntimeError: if a parameter is on the meta device.
-            OSError: if something cannot be written.
         """
         if any(parameter.is_meta for parameter in model.parameters()):
             raise RuntimeError("You can't save the model since some parameters are on the meta device.")

@@ -299,8 +299,7 @@ def load_state(
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
         Exception: what a hook or an object met. In each case all processes raise.
     """
-    if load_model_func_kwargs.pop("map_location", None) is not None:
-        logger.info("map_location changes nothing: files are read to the CPU, and each state goes to its object")
+    load_model_func_kwargs.pop("map_location", None)
     if not with_loaders:
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.

@@ -10,13 +10,9 @@ FALSE_WORDS = ("n", "no", "f", "false", "off", "0")
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
-    """1 for y, yes, t, true, on and 1; 0 for n, no, f, false, off and 0; in upper or lower case.
+    """1 for TRUE_WORDS and 0 for FALSE_WORDS, in upper or lower case; with `to_bool` True and False.
 
-    Args:
-        to_bool: return True and False instead.
-
-    Raises:
-        ValueError: for any other text.
+    Raises ValueError for any other text.
     """
     word = value.lower()
     if word in TRUE_WORDS:

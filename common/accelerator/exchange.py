@@ -68,7 +68,10 @@ def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
     if PartialState().backend == "nccl":
         return all_gather_bytes(content)
     checksum = zlib.crc32("\n".join(description).encode())  # Python's `hash` of a text differs between processes.
-    messages = all_gather_bytes(_first_message(checksum, content))
+    # A header, and `content` if there is room for it. This message is equally long on all ranks.
+    header = torch.tensor([checksum, len(content)], device="cpu")  # whatever torch's default device is
+    fitting = content if len(content) <= ROOM_FOR_CONTENT else content[:0]
+    messages = all_gather_bytes(torch.cat([header.view(torch.uint8), _filled_up(fitting, ROOM_FOR_CONTENT)]))
     headers = messages[:, :HEADER_BYTES].contiguous().view(torch.int64)
     checksums, lengths = headers.T.tolist()
     if any(checksum_of_rank != checksum for checksum_of_rank in checksums):
@@ -77,13 +80,6 @@ def exchange(description: list[str], content: torch.Tensor) -> torch.Tensor:
     if longest <= ROOM_FOR_CONTENT:
         return messages.narrow(1, HEADER_BYTES, longest)
     return all_gather_bytes(_filled_up(content, longest))
-
-
-def _first_message(checksum: int, content: torch.Tensor) -> torch.Tensor:
-    """A header, and `content` if there is room for it. The message is equally long on all ranks."""
-    header = torch.tensor([checksum, len(content)], device="cpu")  # whatever torch's default device is
-    fitting = content if len(content) <= ROOM_FOR_CONTENT else content[:0]
-    return torch.cat([header.view(torch.uint8), _filled_up(fitting, ROOM_FOR_CONTENT)])
 
 
 def _filled_up(content: torch.Tensor, length: int) -> torch.Tensor:

@@ -49,7 +49,10 @@ def join_attempt(store: dist.Store, rank: int, world_size: int, timeout: timedel
     backends = {chosen for chosen, _ in choices}
     if len(backends) > 1:
         if rank == 0:
-            _wait_for_readers(store, attempt, world_size)
+            # The process of rank 0 may hold the store, so the others must have read it. One of them may have died.
+            keys = [f"rendezvous/{attempt}/read/{other}" for other in range(1, world_size)]
+            with contextlib.suppress(RuntimeError):
+                store.wait(keys, TIME_TO_READ)
         else:
             store.set(f"rendezvous/{attempt}/read/{rank}", "")
         different = ", ".join(dict.fromkeys(f"{chosen} on {host}" for chosen, host in choices))
@@ -76,10 +79,3 @@ def _reply_to_all(store: dist.Store, attempt: str, world_size: int, timeout: tim
             raise TimeoutError(f"ranks {sorted(absent)} of {world_size} did not join within {timeout}")
         time.sleep(POLLING_SECONDS)
     return [json.loads(store.get(f"rendezvous/{attempt}/{other}")) for other in range(1, world_size)]
-
-
-def _wait_for_readers(store: dist.Store, attempt: str, world_size: int) -> None:
-    """Wait until all other ranks have read the choices: the process of rank 0 may hold the store."""
-    keys = [f"rendezvous/{attempt}/read/{other}" for other in range(1, world_size)]
-    with contextlib.suppress(RuntimeError):  # A rank may have died.
-        store.wait(keys, TIME_TO_READ)

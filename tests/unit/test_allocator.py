@@ -33,21 +33,6 @@ ARENAS = (allocator.M_ARENA_MAX, 1)
 
 
 @pytest.mark.parametrize(
-    "refuses, asks",
-    [
-        ([], [WHOLE, ARENAS, TRIM]),
-        ([WHOLE], [WHOLE, OLD, ARENAS, TRIM]),  # An older glibc refuses the first.
-        ([WHOLE, OLD], [WHOLE, OLD]),  # The trim threshold is never set alone.
-    ],
-)
-def test_glibc_is_asked_for_the_mmap_threshold_first(refuses, asks, glibc):
-    asked, refused = glibc
-    refused.update(refuses)
-    allocator.keep_large_blocks()
-    assert asked == asks
-
-
-@pytest.mark.parametrize(
     ("variable", "value", "left_alone"),
     [
         ("MALLOC_TRIM_THRESHOLD_", "100", True),

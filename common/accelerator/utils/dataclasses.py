@@ -254,8 +254,7 @@ class ProjectConfiguration:
         total_limit: complete checkpoints to keep under automatic naming; older ones go after a new one is complete.
         iteration: the number of the next checkpoint.
         save_on_each_node: write on every machine, for folders that they do not share. `load_state()` takes the newest
-            checkpoint of the first machine, and raises if another one was killed before it had that: name an older one
-            then. A save raises where another machine has that number already: remove its newer ones.
+            checkpoint of the first machine. It raises if another one does not have that: name an older one then.
     """
 
     project_dir: str | os.PathLike | None = None

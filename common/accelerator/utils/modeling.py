@@ -31,8 +31,6 @@ def load_state_dict(checkpoint_file: str | os.PathLike) -> dict[str, Any]:
 def load_checkpoint_in_model(model: torch.nn.Module, checkpoint: str | os.PathLike, *, strict: bool = False) -> None:
     """Load weights into `model`, which stays where it is, with the types it has.
 
-    The original has more arguments, for models in several places and of other types. They are out of scope.
-
     Args:
         checkpoint: a file of weights, or a folder with pytorch_model.bin or model.safetensors.
         strict: raise if the checkpoint lacks weights of the model or has others; else warn of the others.

@@ -33,9 +33,6 @@ def save(obj: Any, f: Any, save_on_each_node: bool = False, safe_serialization: 
         f: a path, or an open file, but not for safetensors.
         save_on_each_node: write from one process of every machine.
         safe_serialization: write a safetensors file.
-
-    Raises:
-        OSError: if it cannot be written; what was there before is then untouched.
     """
     state = PartialState()
     writes = state.is_local_main_process if save_on_each_node else state.is_main_process

@@ -14,8 +14,7 @@ This works because all ranks have entered the same collectives when they come to
 `all_ranks`, it fails in three cases. In the last two the newest checkpoint has no part of rank 1, and loading says so:
 
 - The main process saves "a" alone, and then all ranks save "a" with no collective between, at the same place of a
-  window. Rank 0 has the id run-5-0-2, and rank 1 run-5-0-1, so its part belongs to what the main process has saved
-  alone. If rank 0 then fails, that is the newest checkpoint, and its parts are of two moments.
+  window. The part of rank 1 belongs to what the main process has saved alone: if rank 0 fails, it is the newest.
 - The main process saves alone under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of
   checkpoint_0, until `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
 - The script calls `send`, `recv` or `monitored_barrier` on gloo, which counts them too, but not equally on all ranks.

@@ -1,6 +1,5 @@
 """Processes from a notebook: forked, again and again, whatever the notebook did before."""
 
-import gc
 import os
 import signal
 import sys
@@ -135,26 +134,6 @@ def test_signal_handlers_survive_a_launch(tmp_path):
         assert notes(tmp_path) == {"0": "True", "1": "True"}
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_garbage_is_freed_before_the_fork_and_not_by_a_child():
-    """It may be a process group, and its threads are not in the child."""
-    freed_by = []
-
-    class InACircle:
-        def __init__(self):
-            self.itself = self
-
-        def __del__(self):
-            freed_by.append(os.getpid())
-
-    gc.disable()
-    try:
-        InACircle()
-        debug_launcher(gc.collect)
-        assert freed_by == [os.getpid()]
-    finally:
-        gc.enable()
 
 
 @ON_CPU

@@ -21,8 +21,6 @@ class SavedWhileItIsRead(Numbers):
     """Numbers with noise. The ninth that is read saves the state of `loader`."""
 
     num_read = 0
-    loader = None
-    saved = None
 
     def __getitem__(self, index):
         self.num_read += 1

@@ -14,21 +14,6 @@ from benchmarks.suites import network
 from common.processes import RankFailed
 
 
-def test_nodes_that_cannot_be_deleted_and_limits_that_cannot_be_lifted_are_named(tmp_path, monkeypatch, capsys):
-    # These fail: "ip netns delete NODE", and "tc -n NODE qdisc replace dev CABLE root QUEUE" with the UNKNOWN queue.
-    for program in ("ip", "tc"):
-        path = tmp_path / program
-        path.write_text('#!/bin/sh\n[ "$2" != delete ] && [ "$8" != "${UNKNOWN:-none}" ]\n')
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with two_nodes() as nodes:  # what was measured on them is kept
-        monkeypatch.setenv("UNKNOWN", "noqueue")
-        with pytest.raises(ChildProcessError, match="noqueue"):
-            nodes.limit(None)
-    printed = capsys.readouterr().err
-    assert all(f"netns delete {name}" in printed for name in nodes.names)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_two_nodes")
 def test_two_nodes_can_throttle_their_cable_and_leave_nothing_behind():

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -70,24 +69,6 @@ def test_what_was_recorded_fits_into_80_columns_and_names_no_folder_of_the_machi
 def test_the_command_is_what_a_user_types_without_the_folders_of_the_machine(words, command, monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", words)
     assert machine.run_metadata()["command"] == command
-
-
-def test_a_changed_file_makes_the_commit_dirty_and_a_record_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine.ladder, "ROOT", tmp_path)
-    record = tmp_path / "benchmarks" / "results" / "overhead.json"
-    record.parent.mkdir(parents=True)
-    source = tmp_path / "source.py"
-    for path in (record, source):
-        path.write_text("before")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "both"]):
-        subprocess.run([*git, *words], check=True)
-    record.write_text("after")
-    clean = machine.run_metadata()["commit"]
-    source.write_text("after")
-    assert machine.run_metadata()["commit"] == f"{clean}-dirty" and "dirty" not in clean
-    (tmp_path / ".git" / "index").write_text("broken")
-    assert machine.run_metadata()["commit"] == f"{clean}-unknown"
 
 
 def test_a_busy_machine_is_named_by_all_of_its_cores(capsys, monkeypatch):

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 from unittest.mock import Mock
@@ -61,23 +60,6 @@ def test_contestants_of_overhead_have_a_process_each_which_is_no_rank(monkeypatc
     monkeypatch.setattr(overhead, "LOOPS", [overhead.Loop(name, count_turns) for name in "ab"])
     (group,) = overhead.measure(QUICK)["groups"]
     assert [row["samples"] for row in group["rows"].values()] == [[2e6, 3e6]] * 2
-
-
-@pytest.mark.parametrize(
-    "missing, theirs",
-    [
-        (overhead.PEERS, set()),
-        (["accelerate"], {"lightning.fabric"}),  # the Trainer of transformers needs accelerate
-        (["transformers"], {"lightning.fabric", "accelerate", "accelerate, accumulate()"}),
-    ],
-)
-def test_without_a_peer_the_rows_that_need_it_are_left_out_and_it_is_said(missing, theirs, monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else "found")
-    monkeypatch.setattr(overhead, "take_turns", lambda contestants, rounds: {key: [[1.0]] * 2 for key in contestants})
-    (group,) = overhead.measure(QUICK)["groups"]
-    ours = {"common.accelerator", "common.accelerator, accumulate()", "common.trainer"}
-    assert set(group["rows"]) == {overhead.RAW, overhead.RAW_LIKE_TRAINER, *ours, *theirs}
-    assert f"not measured: {', '.join(missing)}, not installed" in capsys.readouterr().out
 
 
 def test_where_there_can_be_no_two_nodes_their_rows_are_left_out_and_it_is_said(monkeypatch, capsys):

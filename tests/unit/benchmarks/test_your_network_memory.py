@@ -5,7 +5,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.nn.functional as F
 import torchvision
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
@@ -142,13 +141,6 @@ def batch(n): return torch.randn(n, 200, 32), torch.zeros(n, 200, dtype=torch.lo
 def loss(scores, classes): return F.cross_entropy(scores.flatten(0, 1), classes.flatten())
 """
 ATTENTION = decoder(200, "F.scaled_dot_product_attention(*heads, dropout_p=DROPOUT)")
-
-
-def test_attention_has_its_dropout_again_after_the_block():
-    one = torch.ones(1, 1, 1, 1)
-    with fused_attention():
-        assert F.scaled_dot_product_attention(one, one, one, dropout_p=1.0) == 1
-    assert F.scaled_dot_product_attention(one, one, one, dropout_p=1.0) == 0
 
 
 @pytest.mark.parametrize("text", [ATTENTION, LAYER], ids=["function", "layer"])

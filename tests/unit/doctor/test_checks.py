@@ -2,7 +2,6 @@
 
 import functools
 import re
-from math import inf, nan
 from pathlib import Path
 
 import pytest
@@ -52,27 +51,6 @@ def test_weights_differ_by_mistake_or_for_a_reason(by_step, rates_of_rank_1, wra
         for one, tensor in zip(records, of_ranks, strict=True):
             one.networks[0].weights[step] = {"w": tensor}
     assert isinstance(weights.check_same_weights(records), kind)
-
-
-@pytest.mark.parametrize(
-    "of_ranks, kind",
-    [
-        pytest.param([[1.0, 2.0], [nan, 2.0]], Finding, id="a nan on another rank"),
-        pytest.param([[nan, 2.0], [nan, 3.0]], Finding, id="a nan on both, and another number"),
-        pytest.param([[nan, inf], [nan, inf]], Skipped, id="the same on both"),
-    ],
-)
-def test_ranks_differ_in_what_is_not_finite_too(of_ranks, kind):
-    records = trained()
-    for one, values in zip(records, of_ranks, strict=True):
-        one.networks[0].weights = {1: {"w": torch.tensor(values)}}
-        one.networks[0].statistics = {1: {"mean": torch.tensor(values)}}
-    assert isinstance(weights.check_same_weights(records), kind)
-    assert isinstance(weights.check_same_statistics(records), kind)
-    records[0].networks[0].weights = {1: {"of another stage": torch.tensor([1.0])}}
-    assert isinstance(weights.check_same_weights(records), Skipped)  # as nothing can be compared
-    records[0].networks[0] = Network(forwards=1, weights=records[1].networks[0].weights, shapes={"w": (3,)})
-    assert isinstance(weights.check_same_weights(records), Skipped)
 
 
 def shuffled(seed: int) -> list[int]:

@@ -142,8 +142,7 @@ def test_settings_of_memory_end_with_the_bits_of_the_original_on_two_processes(s
 
 
 def test_a_script_replaces_methods_of_the_class_and_a_class_of_torch(tmp_path):
-    class Own(torch.optim.AdamW):
-        pass
+    Own = type("Own", (torch.optim.AdamW,), {})
 
     def script(library, folder):
         def save(trainer, output_dir=None, state_dict=None):
