@@ -79,6 +79,6 @@ def balanced(levels: dict[str, dict]) -> Verdict:
     return Verdict(True, f"BALANCED: {line}")
 
 
-def imbalance(sizes: list[int]) -> float:
+def imbalance(sizes: list[float]) -> float:
     """The fullest device over the emptiest one: 1 is balance."""
     return max(sizes) / min(sizes)

@@ -625,7 +625,7 @@ class Accelerator:
         """Write everything that the run needs to go on: `checkpointing.save_state`.
 
         It waits for nobody by default. Under FSDP all processes must call it. `save_model_func_kwargs` change nothing.
-        Without `with_optimizers` it has no optimizers, schedulers and scaler. (The original has no such argument.)
+        Without `with_optimizers` a checkpoint has no optimizers, schedulers and scaler. (The original has no such one.)
         """
         run = self._run_state()
         if not with_optimizers:

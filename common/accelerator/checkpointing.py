@@ -161,7 +161,7 @@ def save_state(
     stage = errors_on_all_ranks if all_ranks else nullcontext
     # If this process fails alone, others may have saved under the number. If all fail, it stays, as in the original.
     is_number_used = PartialState().use_distributed and not all_ranks
-    try:  # checkpoint_folder.py shows what is on the disk after each stage.
+    try:  # The first three are stage 1 of the table in checkpoint_folder.py, which shows what is on the disk.
         with stage():
             _begin_draft(run, folder, draft)
         with stage():
@@ -405,9 +405,9 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
 
 
 def _read_rank_states(checkpoint: Checkpoint, load_kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """The content of this rank's random_states_R.pkl by its number.
+    """The states that this rank reads, by rank: its own.
 
-    On another number of processes, or if this rank has no part, it is that of all ranks that have one.
+    On another number of processes, or if this rank has no part, they are those of all ranks that have one.
     """
     ranks = [manifest.rank for manifest in checkpoint.manifests]
     own_rank = PartialState().process_index

@@ -90,12 +90,11 @@ def listify(data: Any) -> Any:
 
 def find_batch_size(data: Any) -> int:
     """Rows of the first tensor in nested `data`; a ValueError if it is empty, a TypeError for another first leaf."""
-    if isinstance(data, Mapping):
-        return find_batch_size(list(data.values()))
-    if isinstance(data, (tuple, list)):
+    if isinstance(data, (Mapping, tuple, list)):
         if not data:
             raise ValueError(f"Cannot find the batch size from empty {type(data)}.")
-        return find_batch_size(data[0])
+        values = data.values() if isinstance(data, Mapping) else data
+        return find_batch_size(next(iter(values)))
     if not isinstance(data, torch.Tensor):
         raise TypeError(f"Can only find the batch size of tensors but got {type(data)}.")
     return data.shape[0]

@@ -88,7 +88,7 @@ def choose_device(cpu: bool, gpus: int, processes: Processes) -> torch.device:
 
 
 def share_cores(local_world_size: int) -> None:
-    """Give each process of this machine as many threads; the launcher may say how many.
+    """Give all processes of this machine equally many threads; the launcher may say how many.
 
     torchrun grants one thread per process, whatever the number of cores. Processes with a GPU need theirs to assemble
     batches.

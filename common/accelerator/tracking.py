@@ -186,8 +186,8 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
         return []
     wanted = list(log_with) if isinstance(log_with, (list, tuple)) else [log_with]
     if "all" in wanted:
-        wanted.remove("all")
-        wanted += get_available_trackers() if logging_dir is not None else []
+        installed = get_available_trackers() if logging_dir is not None else []
+        wanted = [each for each in wanted if each != "all"] + installed
     chosen: list[Any] = []
     for each in wanted:
         tracker = _tracker_class(str(each), logging_dir) if isinstance(each, str) else each

@@ -108,7 +108,7 @@ class TrainingArguments:
         label_names: keys of a batch that hold labels; by default `forward`'s parameters with "label" in their name.
         logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
             in its place; leave such losses out of an evaluation's loss too.
-        log_level: of the first process of each machine; "passive" leaves it as it is. The others log warnings.
+        log_level: of the first process of each machine; the others log warnings. "passive" leaves all as they are.
         report_to: "none", "all", or names of trackers that the accelerator knows.
         run_name: the run's name for the trackers; by default the last part of `output_dir`.
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
