@@ -17,7 +17,6 @@ def units(model: nn.Module) -> Iterator[nn.Module]:
     container of blocks is no unit: its elements are. What lies inside a unit belongs to it.
 
     - `self.blocks = ModuleList([Block(), Block()])`: each block is a unit.
-    - `self.stages = Sequential(Sequential(Block(), Block()), Block())`: this has three units.
     - `self.features = Sequential(Conv2d(…), ReLU(), Conv2d(…))`: a chain of layers is one unit, as in VGG.
     """
     is_container = type(model) in _CONTAINERS

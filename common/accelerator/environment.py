@@ -10,10 +10,7 @@ FALSE_WORDS = ("n", "no", "f", "false", "off", "0")
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
-    """1 for TRUE_WORDS and 0 for FALSE_WORDS, in upper or lower case; with `to_bool` True and False.
-
-    Raises ValueError for any other text.
-    """
+    """1 for TRUE_WORDS, 0 for FALSE_WORDS, in upper or lower case; with `to_bool` True, False. Raises ValueError."""
     word = value.lower()
     if word in TRUE_WORDS:
         return True if to_bool else 1

@@ -91,9 +91,6 @@ def exchange_each(description: list[str], contents: Sequence[torch.Tensor]) -> l
 
     If all contents fit into the first message, one exchange sends them. Otherwise the ranks compare first, and each
     content is then gathered without being copied.
-
-    Raises:
-        DistributedOperationException: as `compare`.
     """
     lengths = [len(content) for content in contents]
     if not contents or sum(lengths) > ROOM_FOR_CONTENT:  # `torch.cat` would refuse an empty list.

@@ -1,5 +1,6 @@
 """The scale of the loss under fp16, which adapts by itself to the optimizer steps that were made."""
 
+import weakref
 from itertools import chain
 from typing import Any
 
@@ -22,7 +23,8 @@ class LossScaler(torch.amp.GradScaler):
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         super().unscale_(optimizer)
-        self._per_optimizer_states[id(optimizer)]["optimizer"] = optimizer
+        # A weak reference: a state may stay for long, and would keep the model alive.
+        self._per_optimizer_states[id(optimizer)]["optimizer"] = weakref.ref(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Step `optimizer`, unless one of its gradients is not finite."""
@@ -95,14 +97,17 @@ class LossScaler(torch.amp.GradScaler):
 
     def _update_if_due(self) -> None:
         for state in self._per_optimizer_states.values():
-            # The script may have dropped unscaled gradients by `model.zero_grad()`.
-            if state["stage"] is OptState.UNSCALED and not has_gradients(state["optimizer"]):
-                state["stage"] = OptState.STEPPED
+            if state["stage"] is OptState.UNSCALED:
+                # The script may have dropped the gradients by `model.zero_grad()`, or the optimizer.
+                optimizer = state["optimizer"]()
+                if optimizer is None or not has_gradients(optimizer):
+                    state["stage"] = OptState.STEPPED
         if self._has_stepped():
             self.update()
 
     def _has_stepped(self) -> bool:
-        return any(state["stage"] is OptState.STEPPED for state in self._per_optimizer_states.values())
+        states = self._per_optimizer_states.values()
+        return any(state["stage"] is OptState.STEPPED and state["found_inf_per_device"] for state in states)
 
 
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:

@@ -90,8 +90,7 @@ def choose_device(cpu: bool, gpus: int, processes: Processes) -> torch.device:
 def share_cores(local_world_size: int) -> None:
     """Give all processes of this machine equally many threads; the launcher may say how many.
 
-    torchrun grants one thread per process, whatever the number of cores. Processes with a GPU need theirs to assemble
-    batches.
+    torchrun grants one thread per process, whatever the number of cores. With a GPU, threads assemble batches.
     """
     threads = os.environ.get(LAUNCHER_THREADS) or threads_per_worker(local_world_size)
     torch.set_num_threads(int(threads))

@@ -60,7 +60,7 @@ class Trainer:
     deepspeed = None
     is_deepspeed_enabled = False
     label_smoother = None
-    optimizer_cls_and_kwargs = None
+    optimizer_cls_and_kwargs: Any = None
     hp_search_backend = None
     can_return_loss = False
     is_fsdp_xla_v2_enabled = False
@@ -329,7 +329,9 @@ class Trainer:
             inputs, labels = batches.split_labels(inputs)
             outputs = losses.forward(self, model, inputs, num_items_in_batch)
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        loss = loss * losses.loss_scale(self, num_items_in_batch).ranks
+        ranks = losses.loss_scale(self, num_items_in_batch).ranks
+        if ranks > 1:  # An override may expect what `compute_loss_func` has returned, whatever that is.
+            loss = loss * ranks
         return (loss, outputs) if return_outputs else loss
 
     def compute_loss_context_manager(self) -> AbstractContextManager:
@@ -469,7 +471,8 @@ class Trainer:
             model = self.model if model is None else model
             decay_names = set(self.get_decay_parameter_names(model))
             groups = optimization.parameter_groups(model, decay_names, self.args.weight_decay)
-            optimizer_class, arguments = self.get_optimizer_cls_and_kwargs(self.args, model)
+            chosen = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
+            optimizer_class, arguments = chosen
             self.optimizer = optimizer_class(groups, **arguments)
         return self.optimizer
 

@@ -58,7 +58,6 @@ def set_up(trainer: Any) -> None:
 
     trainer.train_dataloader = loading.deal_out(trainer.get_train_dataloader(), accelerator)
     plan = make_plan(args, trainer.train_dataloader, accelerator.num_processes)
-    trainer.progress = Progress(plan, LossLog(accelerator.device))
     state = TrainerState(
         max_steps=plan.max_steps,
         num_train_epochs=plan.num_epochs,
@@ -67,7 +66,9 @@ def set_up(trainer: Any) -> None:
         is_world_process_zero=accelerator.is_main_process,
     )
     resolve_intervals(args, state)
-    trainer.state = state  # Not before: if the settings are refused, the state of the last training stays.
+    # Not before: if the settings are refused, both are those of the last training.
+    trainer.state = state
+    trainer.progress = Progress(plan, LossLog(accelerator.device))
 
     if trainer._created_lr_scheduler:
         trainer.lr_scheduler = None

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 from functools import partial
 
 import pytest
@@ -43,6 +44,18 @@ def test_a_copy_of_a_prepared_model_runs_its_own_weights():
     torch.nn.init.zeros_(clone.linear.weight)
     torch.nn.init.zeros_(clone.linear.bias)
     assert (clone(X)["logits"] == 0).all() and (model(X)["logits"] != 0).all()
+
+
+def test_a_scaler_keeps_no_model_alive_that_was_left_between_clipping_and_step():
+    accelerator = Accelerator(mixed_precision="fp16", cpu=True)
+    model = accelerator.prepare(Recording())
+    optimizer = accelerator.prepare(torch.optim.SGD(model.parameters()))
+    accelerator.backward(model(X)["logits"].sum())
+    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+    left = weakref.ref(optimizer.optimizer)
+    del model
+    (optimizer,) = accelerator.free_memory(optimizer)
+    assert left() is None and accelerator.scaler.get_scale() > 0
 
 
 def test_unwrapping_can_restore_the_scripts_forward():
