@@ -3,7 +3,7 @@
 from benchmarks.harness.records import Group, read_group, totals
 from benchmarks.report.cells import per_device
 
-TERMINAL_COLUMNS = 79
+TABLE_WIDTH = 79
 ROW_COLUMNS = "  {:<46}{:>12} {:<9}{:>9}"
 HEAD_COLUMNS = "{:>70}{:>9}"
 MEMORY_COLUMNS = "  {:<46}{:>31}"
@@ -31,7 +31,7 @@ def comparisons(group: Group) -> str:
     """A line for each pair of rows: the median over rounds of their ratio or difference, and its interval."""
     confidence = min(comparison.interval.confidence for comparison in group.comparisons)
     heading = f"medians of {group.rounds} rounds ({confidence:.0%} interval)"
-    lines = [heading.rjust(TERMINAL_COLUMNS)]
+    lines = [heading.rjust(TABLE_WIDTH)]
     for pair, summary, (low, high, _) in group.comparisons:
         if pair.kind == "ratio":
             rows = f"  {pair.of} / {pair.to}"
@@ -39,7 +39,7 @@ def comparisons(group: Group) -> str:
         else:
             rows = f"  {pair.of} − {pair.to}"
             value = f" {summary.median:.1f} ({low:.1f} to {high:.1f}) {group.unit}"
-        lines.append(rows + value.rjust(TERMINAL_COLUMNS - len(rows)))
+        lines.append(rows + value.rjust(TABLE_WIDTH - len(rows)))
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ checkpoint, save_ids.py says which parts belong to one save, and serialization.p
 
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -153,14 +154,14 @@ def save_state(
     """
     project = run.project
     all_ranks = all_ranks or AcceleratorState().is_fsdp2
-    if all_ranks:  # The main process may have saved alone before, and then has another number.
-        (project.iteration,) = broadcast_object_list([project.iteration])
+    if all_ranks:
+        # All take both from the main process, which may have saved alone before, and then has another number.
+        project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
     folder = _folder_to_save(project, output_dir)
-    save_id = save_ids.next_id(folder, run.step % GradientState().num_steps, all_ranks)
+    if not all_ranks:
+        save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
     draft = draft_of_this_rank(folder)
     stage = errors_on_all_ranks if all_ranks else nullcontext
-    # If this process fails alone, others may have saved under the number. If all fail, it stays, as in the original.
-    is_number_used = PartialState().use_distributed and not all_ranks
     try:  # The first three are stage 1 of the table in checkpoint_folder.py, which shows what is on the disk.
         with stage():
             _begin_draft(run, folder, draft)
@@ -175,13 +176,12 @@ def save_state(
         with stage():  # The main part comes last, because with it the checkpoint appears.
             if run.writes_main_part:
                 publish_main_part(draft, folder)
-        is_number_used = True
     except BaseException:
         remove(draft)
+        if PartialState().use_distributed and not all_ranks:
+            project.iteration += 1  # Others may have saved under this number. Else it stays, as in the original.
         raise
-    finally:
-        if is_number_used:
-            project.iteration += 1
+    project.iteration += 1
     with stage():
         if run.writes_main_part and project.automatic_checkpoint_naming and project.total_limit is not None:
             remove_old_checkpoints(folder, project.total_limit)

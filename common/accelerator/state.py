@@ -14,13 +14,13 @@ A script that has an Accelerator asks `accelerator.state` and `accelerator.gradi
 
 These events keep a state or end it:
 
-    event                              PartialState   AcceleratorState   GradientState
-    another Accelerator                kept           kept, new compiler kept, with new settings
-    a Trainer, by `_reset_state()`     kept           forgotten          kept
-    the next one after `end_training`  forgotten      forgotten          begins again
-    a notebook launch, one process     set aside,     set aside,         kept
+    event                              PartialState   AcceleratorState           GradientState
+    another Accelerator                kept           kept, with new compiler    kept, with new settings
+    a Trainer, by `_reset_state()`     kept           forgotten                  kept
+    the next one after `end_training`  forgotten      forgotten                  begins again
+    a notebook launch, one process     set aside,     set aside,                 kept
                                        then back      then back
-    a notebook launch, forked process  forgotten      forgotten          begins again
+    a notebook launch, forked process  forgotten      forgotten                  begins again
 
 To forget a state, the class gets a new dictionary. Existing instances keep the old one, by which an Accelerator that
 has ended knows its rank. A GradientState begins again in its dictionary, because prepared objects hold it.

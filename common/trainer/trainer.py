@@ -126,7 +126,7 @@ class Trainer:
         takes_count = "num_items_in_batch" in batches.parameters(self.compute_loss)
         self._compute_loss_takes_count = takes_count or losses.takes_any_keyword(self.compute_loss)
 
-        # The metrics.
+        # The metrics. Copies of the original's `evaluation_loop` gather by the first.
         self.gather_function = self.accelerator.gather_for_metrics
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
@@ -561,7 +561,8 @@ class Trainer:
             self.accelerator.save(weights, f"{folder}/model.safetensors", safe_serialization=True)
         pretrained.save(self, model, folder, weights)
 
-    _own_saves = (save_model, _save)  # A script may replace the methods of this class too.
+    # As they stand here, because a script may replace methods of this class too, and not only of its own.
+    _own_saves = (save_model, _save)
 
     def _load_best_model(self) -> None:
         """Load the weights of `state.best_model_checkpoint`. All ranks call this."""

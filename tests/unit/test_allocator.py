@@ -32,6 +32,14 @@ TRIM = (allocator.M_TRIM_THRESHOLD, 2**31 - 1)
 ARENAS = (allocator.M_ARENA_MAX, 1)
 
 
+@pytest.mark.parametrize("refuses, asks", [([WHOLE], [WHOLE, OLD, ARENAS, TRIM]), ([WHOLE, OLD], [WHOLE, OLD])])
+def test_an_older_glibc_is_asked_for_less_and_the_trim_threshold_is_never_set_alone(refuses, asks, glibc):
+    asked, refused = glibc
+    refused.update(refuses)
+    allocator.keep_large_blocks()
+    assert asked == asks
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "left_alone"),
     [
@@ -48,10 +56,10 @@ def test_allocator_settings_of_the_environment_are_left_alone(variable, value, l
     assert (asked == []) is left_alone
 
 
-@pytest.mark.parametrize(("flags", "asked"), [([], True), (["--allocator", "system"], False)])
+@pytest.mark.parametrize(("flags", "asked"), [([], [WHOLE, ARENAS, TRIM]), (["--allocator", "system"], [])])
 def test_a_run_on_a_cpu_keeps_blocks_unless_it_is_told_not_to(flags, asked, glibc):
     calls, _ = glibc
     args = parse_args(str(ladder.script("00_single_gpu")), ["--device", "cpu", *flags])
     assert calls == []  # Parsing changes nothing.
     assert prepare_process(args).device.type == "cpu" and args.device == "cpu"  # The flags stay as they were.
-    assert bool(calls) is asked
+    assert calls == asked

@@ -1,12 +1,8 @@
 """Whole or not there: files, whoever is killed while they are written."""
 
-import os
-
 import pytest
 
 from common import files
-
-ON_POSIX = pytest.mark.skipif(os.name == "nt", reason="needs POSIX permissions, links and pipes")
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):

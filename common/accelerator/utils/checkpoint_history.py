@@ -27,7 +27,7 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     """The newest checkpoint in `parent` that is complete and undamaged, after clearing up what killed saves have left.
 
     Interrupted saves are finished. Each damaged checkpoint that is newer is logged and renamed, because the run will
-    need its number again. What is left over then is removed. No process may be saving meanwhile.
+    need its number again. Drafts, and parts beside the folders, are then removed. No process may be saving meanwhile.
 
     Raises:
         CheckpointError: if no checkpoint is complete and undamaged; then nothing is renamed or removed.

@@ -28,21 +28,14 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from ..operations import broadcast_object_list
-
 # The numbers of saves into a folder at one moment of the run, by all Accelerators of this process.
 _num_saves: Counter[tuple[str, Path]] = Counter()
 # The name of a run, by its process group: its processes have it in common, and no other run has it.
 _names_of_runs: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
-def next_id(folder: Path, micro_step: int, all_ranks: bool = False) -> str:
-    """The id of the save into `folder` that begins now, after so many micro-batches of an accumulation window.
-
-    With `all_ranks` a collective.
-    """
-    if all_ranks:
-        return broadcast_object_list([uuid.uuid4().hex])[0]
+def next_id(folder: Path, micro_step: int) -> str:
+    """The id of the save into `folder` that begins now, after so many micro-batches of an accumulation window."""
     if not dist.is_initialized():
         return uuid.uuid4().hex
     group: Any = dist.group.WORLD
