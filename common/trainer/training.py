@@ -31,17 +31,20 @@ def run_training(trainer: Any, folder: str | None) -> evaluation.TrainOutput:
     trainer.call_event("on_train_begin")
     progress = trainer.progress
     # As in `transformers`, a new run makes a step even if a callback stops it in on_train_begin.
-    if folder is not None and (trainer.control.should_training_stop or first_step >= trainer.state.max_steps):
+    is_over = folder is not None and (trainer.control.should_training_stop or first_step >= trainer.state.max_steps)
+    if is_over:
         trainer.control.should_training_stop = True
         if not progress.epoch_ended:  # the run was killed before its last epoch was evaluated and saved
             end_epoch(trainer)
-        return finish(trainer, start_time, first_step)
-    while progress.epoch < progress.plan.num_epochs:
+    while not is_over and progress.epoch < progress.plan.num_epochs:
         train_epoch(trainer, skipped)
         skipped = None
-        if trainer.control.should_training_stop:
-            break
-    return finish(trainer, start_time, first_step)
+        is_over = trainer.control.should_training_stop
+
+    output = log_results(trainer, start_time, first_step)
+    load_best_model(trainer)
+    trainer.call_event("on_train_end")
+    return output
 
 
 def set_up(trainer: Any) -> None:
@@ -224,24 +227,28 @@ def is_stopped(trainer: Any) -> bool:
     return trainer.control.should_epoch_stop or trainer.control.should_training_stop
 
 
-def finish(trainer: Any, start_time: float, first_step: int) -> evaluation.TrainOutput:
-    """Log the results of a run that began at `start_time` and `first_step`, and load the best model."""
+def log_results(trainer: Any, start_time: float, first_step: int) -> evaluation.TrainOutput:
+    """Log the results of a run that began at `start_time` and `first_step`, and return them."""
     state = trainer.state
-    progress = trainer.progress
+    loss_log = trainer.progress.loss_log
     # The steps since the last log count with this rank's loss alone, so `training_loss` may differ between ranks.
-    total_loss = progress.loss_log.total + progress.loss_log.since_log.item()
-    train_loss = total_loss / max(state.global_step, 0.001)
+    train_loss = (loss_log.total + loss_log.since_log.item()) / max(state.global_step, 0.001)
     num_steps = state.global_step - first_step
-    metrics = evaluation.speed_metrics("train", start_time, num_steps * progress.plan.samples_per_step, num_steps)
+    num_samples = num_steps * trainer.progress.plan.samples_per_step
+    metrics = evaluation.speed_metrics("train", start_time, num_samples, num_steps)
     metrics["total_flos"] = state.total_flos
     metrics["train_loss"] = train_loss
     trainer.log(metrics)
-    if state.best_global_step is not None and state.best_global_step not in progress.saved_steps:
+    return evaluation.TrainOutput(state.global_step, train_loss, metrics)
+
+
+def load_best_model(trainer: Any) -> None:
+    """Load the best model if `load_best_model_at_end` says so. Warn if it was evaluated, but not saved."""
+    state = trainer.state
+    if state.best_global_step is not None and state.best_global_step not in trainer.progress.saved_steps:
         logger.warning(
             f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
             f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
         )
     if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
         trainer._load_best_model()
-    trainer.call_event("on_train_end")
-    return evaluation.TrainOutput(state.global_step, train_loss, metrics)
