@@ -37,9 +37,8 @@ class Configuration:
             return f"{self.level}, all cores"
         if self.level == BASELINE:
             return self.level
-        if self.level == REPLICATED:
-            return f"{self.level}, {quantity(self.workers, 'replica')}"
-        return f"{self.level}, {self.workers} {'process' if self.workers == 1 else 'processes'}"
+        worker = "replica" if self.level == REPLICATED else "process"
+        return f"{self.level}, {quantity(self.workers, worker)}"
 
     def argv(self, steps: Steps) -> list[str]:
         """The level's flags for these steps, without those of the data."""

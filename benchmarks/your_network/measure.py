@@ -90,7 +90,7 @@ def cores_per_device(devices: int) -> int | None:
     gpus = torch.cuda.device_count()
     cores = available_cores()
     if 0 < gpus < devices:
-        fail(f"this machine has {gpus} GPUs, not {devices}; without them (CUDA_VISIBLE_DEVICES=) devices are cores")
+        fail(f"this machine has {quantity(gpus, 'GPU')}, not {devices}; without them (CUDA_VISIBLE_DEVICES=) devices are cores")
     if not gpus and cores < devices:
         fail(f"{devices} devices need more than this machine's {cores} cores")
     return None if gpus else cores // devices

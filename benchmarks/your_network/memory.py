@@ -120,12 +120,10 @@ def largest_batch(bytes_of: Callable[[int], int], limit: int) -> int:
         if too_many >= LARGEST_BATCH:
             raise StepFailed(f"a step of {too_many} samples needs no more memory than one of fewer")
         fitting = too_many
-        too_many *= 4
+        too_many *= 2
     if not fitting:
         return 0
-    # Eight sizes from `fitting` on to its double, and eight from there on to `too_many`.
-    eighths = [*range(8, 16), *range(16, 32, 2)]
-    sizes = [fitting * count // 8 for count in eighths]
+    sizes = [fitting * eighths // 8 for eighths in range(8, 16)]
     smallest_too_many = bisect_right(sizes, limit, lo=1, key=bytes_of)
     return sizes[smallest_too_many - 1]
 

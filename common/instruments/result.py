@@ -77,8 +77,10 @@ def result_parts(result: dict[str, Any]) -> list[str]:
 
 
 def quantity(number: int, noun: str) -> str:
-    """'1 step', '2 steps'."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """'1 step', '2 steps', '2 processes'."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}es" if noun.endswith("s") else f"{number} {noun}s"
 
 
 def whole_weights(network: nn.Module) -> dict[str, Tensor]:
