@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from benchmarks.harness.formats import mib
 from benchmarks.harness.records import Row, totals
 from common.instruments.result import quantity
 
@@ -20,12 +21,11 @@ def cores_of_devices(rows: Iterable[Row]) -> str | None:
 
 
 def per_device(sizes: list[int]) -> str:
-    """'51', '39 22' or, where all but the first are alike, '38 7×16'."""
-    mib = [f"{size / 2**20:.0f}" for size in sizes]
-    others = mib[1:]
+    """MiB: '51', '39 22' or, where all but the first are alike, '38 7×16'."""
+    first, *others = [mib(size, 0) for size in sizes]
     if len(others) > 1 and len(set(others)) == 1:
-        return f"{mib[0]} {len(others)}×{others[0]}"
-    return " ".join(mib)
+        return f"{first} {len(others)}×{others[0]}"
+    return " ".join([first, *others])
 
 
 def peaks(levels: dict[str, dict]) -> dict[str, list[int]]:

@@ -2,6 +2,7 @@
 
 import json
 
+from benchmarks.harness.formats import mib
 from benchmarks.harness.records import Group, read_group, totals
 from benchmarks.harness.rows import BASELINE, BUCKET_VIEWS, DATA_PARALLEL, DDP, FOREACH, FSDP2
 from benchmarks.report import comparison_table
@@ -23,10 +24,6 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     aligned = "|".join(["---", *["--:"] * (len(head) - 1)])
     lines = [f"| {' | '.join(cells)} |" for cells in [head, *rows]]
     return "\n".join([lines[0], f"|{aligned}|", *lines[1:]])
-
-
-def mib(size: float) -> str:
-    return f"{size / 2**20:.1f}"
 
 
 def text_of_comparison() -> str:
@@ -83,7 +80,7 @@ def table_of_devices() -> str:
         first, *others = totals(memory["basic_net", DATA_PARALLEL, count])
         other = max(others)
         ddp = max(totals(memory["basic_net", DDP, count]))
-        rows.append([str(count), mib(first), mib(other), f"{first / other:.1f}", mib(ddp)])
+        rows.append([str(count), mib(first, 1), mib(other, 1), f"{first / other:.1f}", mib(ddp, 1)])
     return markdown(["devices", "first", "each of the others", "ratio", "DDP, each"], rows)
 
 
@@ -93,8 +90,8 @@ def table_of_categories() -> str:
     first, second = memory["basic_net", DATA_PARALLEL, 2]
     ddp, _ = memory["basic_net", DDP, 2]
     splits = [first, second, ddp]
-    rows = [[category, *(mib(split[category]) for split in splits)] for category in first]
-    rows.append(["sum", *map(mib, totals(splits))])
+    rows = [[category, *(mib(split[category], 1) for split in splits)] for category in first]
+    rows.append(["sum", *(mib(size, 1) for size in totals(splits))])
     return markdown(["MiB", "DataParallel, device 0", "DataParallel, device 1", "DDP, each"], rows)
 
 
@@ -106,7 +103,7 @@ def table_of_smaller_memory() -> str:
     for name, title in (("basic_net", "BasicNet"), ("resnet18", "ResNet-18")):
         for count in DEVICES:
             fullest = [max(totals(memory[name, wrapper, count])) for wrapper in columns]
-            rows.append([title, str(count), *map(mib, fullest)])
+            rows.append([title, str(count), *(mib(size, 1) for size in fullest)])
     return markdown(["network", "devices", *columns.values()], rows)
 
 

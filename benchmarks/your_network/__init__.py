@@ -11,6 +11,6 @@ Each question is a file, from its flags to its table:
     measure    seconds of a step    measured: ranks train the network in turns (`benchmarks.harness.paired`)
 
 `spec` loads the network, a `user_network.UserNetwork`; its failures are `errors`. `strategies` has the rows of `memory`
-and `measure`, and `formats` the numbers of all tables. `units` are the parts of a network that FSDP gathers one at a
-time, and `fused_attention` is the one operator that `without_computing` has to replace.
+and `measure`. `units` are the parts of a network that FSDP gathers one at a time, and `fused_attention` is the one
+operator that `without_computing` has to replace.
 """

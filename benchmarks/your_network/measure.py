@@ -19,11 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from tqdm import tqdm
 
+from benchmarks.harness.formats import milliseconds
 from benchmarks.harness.options import TIMEOUT_SECONDS, WARM_UP_STEPS
 from benchmarks.harness.paired import FEWEST_ROUNDS, Samples, interval_of_median, ratios, take_turns
 from benchmarks.harness.rows import DATA_PARALLEL, DDP, ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.formats import milliseconds
 from benchmarks.your_network.spec import load
 from benchmarks.your_network.strategies import Setting, add_global_batch, settings_for
 from common.cores import available_cores, confine_to_device, threads_per_worker
@@ -90,7 +90,8 @@ def cores_per_device(devices: int) -> int | None:
     gpus = torch.cuda.device_count()
     cores = available_cores()
     if 0 < gpus < devices:
-        fail(f"this machine has {quantity(gpus, 'GPU')}, not {devices}; without them (CUDA_VISIBLE_DEVICES=) devices are cores")
+        found = quantity(gpus, "GPU")
+        fail(f"this machine has {found}, not {devices}; without them (CUDA_VISIBLE_DEVICES=) devices are cores")
     if not gpus and cores < devices:
         fail(f"{devices} devices need more than this machine's {cores} cores")
     return None if gpus else cores // devices

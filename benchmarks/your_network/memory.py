@@ -11,10 +11,10 @@ from textwrap import fill
 
 import torch
 
+from benchmarks.harness.formats import mib
 from benchmarks.harness.records import totals
 from benchmarks.harness.rows import ONE_DEVICE
 from benchmarks.your_network.errors import StepFailed
-from benchmarks.your_network.formats import mib
 from benchmarks.your_network.simulated_training import Peaks, simulated_training
 from benchmarks.your_network.spec import load
 from benchmarks.your_network.strategies import PARALLEL_STRATEGIES, Setting, add_global_batch, settings_for

@@ -3,10 +3,10 @@
 import argparse
 from dataclasses import dataclass, replace
 
+from benchmarks.harness.formats import milliseconds, short
 from benchmarks.your_network import presets, scaling
 from benchmarks.your_network.all_reduce import Cluster
 from benchmarks.your_network.count import NetworkCosts, count
-from benchmarks.your_network.formats import milliseconds, short
 from benchmarks.your_network.scaling import Setup
 from benchmarks.your_network.spec import load
 from common.flag_types import positive, positive_float

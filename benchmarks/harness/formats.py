@@ -18,9 +18,11 @@ def short(count: float) -> str:
     return f"{count:.0f}"
 
 
-def mib(size: int) -> str:
-    """The number of MiB, with decimals where it is small."""
+def mib(size: float, digits: int | None = None) -> str:
+    """The number of MiB with so many decimals; by default it has the more of them, the smaller it is."""
     value = size / 2**20
+    if digits is not None:
+        return f"{value:.{digits}f}"
     if value >= 1000 or not size:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
