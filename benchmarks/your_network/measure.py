@@ -8,7 +8,6 @@ host's memory, and take turns (`benchmarks.harness.paired`).
 import argparse
 import contextlib
 import statistics
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -29,6 +28,7 @@ from benchmarks.your_network.strategies import Setting, add_global_batch, settin
 from common.cores import available_cores, confine_to_device, threads_per_worker
 from common.errors import fail
 from common.flag_types import positive
+from common.instruments.clock import now
 from common.instruments.result import quantity
 from common.launch import read_launch
 from common.process_group import process_group
@@ -138,10 +138,10 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
         optimizer = network.make_optimizer(model)
         for number in range(WARM_UP_STEPS + steps):
             if number == WARM_UP_STEPS:
-                began = _now(device)
+                began = now(device)
             device_batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
             network.take_step(model, optimizer, device_batch)
-        return (_now(device) - began) / steps
+        return (now(device) - began) / steps
 
 
 def take_device(cores_per_device: int | None) -> torch.device:
@@ -164,12 +164,6 @@ def wrap_on_this_machine(model: nn.Module, setting: Setting) -> nn.Module:
     if next(model.parameters()).is_cuda:
         return nn.DataParallel(model, device_ids=list(range(setting.devices)))
     return EmulatedDataParallel(model, setting.devices)
-
-
-def _now(device: torch.device) -> float:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
 
 
 def print_table(samples: Samples, batch: int) -> None:

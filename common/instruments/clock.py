@@ -88,7 +88,7 @@ class Clock:
             self._stop()
             self.warm_up_seconds = self.seconds
         if self._started_at is None:
-            self._started_at = self._now()
+            self._started_at = now(self.device)
         self._micro_batches += 1
         self._micro_batches_of_epoch += 1
         if self._micro_batches % self.accumulation == 0:
@@ -101,10 +101,12 @@ class Clock:
     def _stop(self) -> None:
         """Add the time since the clock has started to `seconds`; if it does not run, nothing changes."""
         if self._started_at is not None:
-            self.seconds += self._now() - self._started_at
+            self.seconds += now(self.device) - self._started_at
             self._started_at = None
 
-    def _now(self) -> float:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        return time.perf_counter()
+
+def now(device: torch.device) -> float:
+    """The time in seconds, read when the device has done all its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()

@@ -91,16 +91,6 @@ def show_task(name: str) -> None:
     print(f"    cp {os.path.relpath(exercises.starter(name))} my_{name}.py")
 
 
-def check(exercise: str | None, solution: Path | None, lists: bool) -> None:
-    """Check a solution of an exercise. Without a solution the task is printed, and without an exercise all of them."""
-    if lists or exercise is None:
-        list_exercises()
-    elif solution is None:
-        show_task(exercise)
-    else:
-        check_solution(exercise, solution)
-
-
 def check_solution(name: str, solution: Path) -> None:
     """Print the verdict on a solution; the exit code is 1 where something is wrong with it."""
     if not solution.is_file():
@@ -131,8 +121,12 @@ def main(argv: list[str] | None = None) -> None:
         train_on_small(options.level, options.processes, level_flags)
     elif options.command == "ring":
         print(ring.text(ring.trace()), end="")
-    elif options.command == "check":
-        check(options.exercise, options.solution, options.list)
+    elif options.list or options.exercise is None:  # the command is `check`
+        list_exercises()
+    elif options.solution is None:
+        show_task(options.exercise)
+    else:
+        check_solution(options.exercise, options.solution)
 
 
 if __name__ == "__main__":

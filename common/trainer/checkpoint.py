@@ -118,10 +118,7 @@ def find_resume_point(saved: dict[str, Any], global_step: int, plan: Plan) -> Re
 def resume(trainer: Any, folder: str) -> loading.SkippedBatches | None:
     """Go on from a checkpoint; returns the batches that are to be skipped in the first epoch, or None.
 
-    A run takes the saved random states, so it draws other numbers in a step that was stopped. A prepared loader has a
-    position of its own in a checkpoint. Any other loader, and one that goes back, begins a pass. Within an epoch it
-    does so with the random states of this run's start, because reading draws random numbers too; after the skipped
-    batches come the saved states.
+    The random states are the saved ones, so a run draws other numbers in a step that was stopped.
     """
     accelerator = trainer.accelerator
     progress = trainer.progress
@@ -136,14 +133,16 @@ def resume(trainer: Any, folder: str) -> loading.SkippedBatches | None:
     progress.saved_steps = saved["saved_steps"]
     progress.loss_log.load_state_dict(saved["loss_log"], accelerator, keeps_gradients=point.is_in_place)
 
-    states_of_start = get_random_states(accelerator.device)
+    # A prepared loader has a position of its own in a checkpoint. Any other, and one that goes back, begins a pass.
     loader_goes_on = point.is_in_place and loading.is_prepared(trainer.train_dataloader)
+    states_of_start = get_random_states(accelerator.device)
     with accelerator.register_load_state_pre_hook(partial(load_adapters, trainer.model)):
         accelerator.load_state(folder, with_loaders=loader_goes_on)
     if not point.is_in_place:
         trainer.model_wrapped.zero_grad()
     if loader_goes_on or not 0 < point.batches < progress.plan.batches_per_epoch:
         return None
+    # Reading the skipped batches draws random numbers too, so it begins with the states that a run starts with.
     saved_states = get_random_states(accelerator.device)
     set_random_states(accelerator.device, states_of_start)
     return loading.SkippedBatches(point.batches, random_states_after=saved_states)

@@ -33,11 +33,13 @@ def print_summary(args: TrainingArguments, state: TrainerState, train_dataloader
     )
 
 
-def print_log(logs: dict[str, Any]) -> None:
-    print_above_bar(" | ".join(f"{name} {_shortened(value)}" for name, value in logs.items()))
+def print_log(logs: dict[str, Any], max_str_len: int = sys.maxsize) -> None:
+    print_above_bar(" | ".join(f"{name} {_shortened(value, max_str_len)}" for name, value in logs.items()))
 
 
-def _shortened(value: Any) -> str:
+def _shortened(value: Any, max_str_len: int = sys.maxsize) -> str:
+    if isinstance(value, str) and len(value) > max_str_len:
+        return f"[String too long to display, length: {len(value)} > {max_str_len}. Increase `max_str_len`.]"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -96,6 +98,9 @@ class ProgressCallback(TrainerCallback):
     training_bar: tqdm | None = None  # Subclasses write above it.
     prediction_bar = None  # No evaluation has one.
 
+    def __init__(self, max_str_len: int = 100) -> None:
+        self.max_str_len = max_str_len
+
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
             print_summary(args, state, kwargs["train_dataloader"])
@@ -114,7 +119,7 @@ class ProgressCallback(TrainerCallback):
             shown = {name: _shortened(logs[name]) for name in ("loss", "learning_rate") if name in logs}
             self.training_bar.set_postfix(shown, refresh=False)
         elif state.is_world_process_zero:
-            print_log(logs)
+            print_log(logs, self.max_str_len)
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.training_bar is not None:

@@ -72,7 +72,7 @@ def make_accelerator(args: TrainingArguments, model: nn.Module) -> Accelerator:
     )
 
 
-def warn_of_vain_overrides(trainer: Any) -> None:
+def warn_of_vain_overrides(trainer: object) -> None:
     """Name the methods of a subclass that it has overridden in vain."""
     never_called = [name for name in NEVER_CALLED if hasattr(trainer, name)]
     if never_called:

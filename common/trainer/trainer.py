@@ -67,7 +67,6 @@ class Trainer:
     is_distributed_loading_by_transformers = False
     store_flos = staticmethod(do_nothing)
     _issue_warnings_after_load = staticmethod(do_nothing)
-    autocast_smart_context_manager = staticmethod(nullcontext)
     _memory_tracker = SimpleNamespace(start=do_nothing, stop_and_update_metrics=do_nothing)
 
     # Of the training under way, or of the last one. `train` makes it anew, as it does `state`, which callbacks see.
@@ -302,7 +301,8 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                # No parameter, because overrides have those of the original. Without a loader, all ranks call this.
+                # The loader is no parameter, because overrides have those of the original. If a script calls this
+                # method itself, there is no loader, and all ranks call it.
                 loader = self.callback_handler.eval_dataloader
                 is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
                 num_items = losses.count_items(self, [inputs], is_collective)
@@ -313,9 +313,9 @@ class Trainer:
                     outputs = batches.call_model(model, inputs)
         if prediction_loss_only:
             return loss, None, None
-        model = batches.model_inside(self.model)
-        if ignore_keys is None and hasattr(model, "config"):
-            ignore_keys = getattr(model.config, "keys_to_ignore_at_inference", ["cache"])
+        inside = batches.model_inside(self.model)
+        if ignore_keys is None and hasattr(inside, "config"):
+            ignore_keys = getattr(inside.config, "keys_to_ignore_at_inference", ["cache"])
         return loss, batches.get_logits(outputs, ignore_keys or [], holds_loss=has_loss), labels
 
     def compute_loss(
@@ -573,6 +573,9 @@ class Trainer:
     @property
     def _train_batch_size(self) -> int:
         return self.args.train_batch_size
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager:
+        return nullcontext()
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model

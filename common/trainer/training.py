@@ -4,7 +4,8 @@ Read it from the top. A *window* consists of the micro-batches whose gradients a
 Sums, draws and events come in the order that they have in `transformers`, so that a training ends with the same bits.
 
 These functions are no methods of the Trainer, because no subclass overrides them. What a subclass may override is a
-method that they call, `trainer.training_step` or `trainer._save_checkpoint`, and bears the original's name.
+method that they call, `trainer.training_step` or `trainer._save_checkpoint`, and bears the original's name. They take
+the Trainer as `Any`: the module of its class imports theirs, and no modules of this repository import each other.
 """
 
 import time

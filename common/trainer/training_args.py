@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common.accelerator import PartialState
+from common.accelerator.tracking import get_available_trackers
 from common.accelerator.utils import FullyShardedDataParallelPlugin
 from common.launch import LAUNCHER_PRECISION
 from common.trainer.optimization import OPTIMIZERS, SCHEDULES
@@ -273,8 +274,12 @@ class TrainingArguments:
         if self.output_dir is None:
             self.output_dir = "trainer_output"
         self.output_dir = os.path.expanduser(self.output_dir)
-        trackers = [self.report_to] if isinstance(self.report_to, str) else self.report_to
-        self.report_to = [] if trackers is None or list(trackers) == ["none"] else trackers
+        if self.report_to in ("all", ["all"]):
+            self.report_to = get_available_trackers()
+        elif self.report_to in (None, "none", ["none"]):
+            self.report_to = []
+        elif isinstance(self.report_to, str):
+            self.report_to = [self.report_to]
         self.debug = self.debug or []
 
     def _complete_activation_checkpointing(self) -> None:

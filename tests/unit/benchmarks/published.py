@@ -115,8 +115,7 @@ def nvidia() -> Iterator[Case]:
     for gpu, rate, on_8 in (("a100", 938, 7248), ("v100", 367, 2855)):
         title = "A100, TF32" if gpu == "a100" else "V100"
         setup = training_on(buckets, rate, 8, GPUS[gpu].nvlink, gigabits=100)  # nothing passes the network of one node
-        name = f"NVIDIA, ResNet-50, 8 {title}"
-        yield Case(name, on_8 / 8 / rate, 256, 8, setup)
+        yield Case(f"NVIDIA, ResNet-50, 8 {title}", on_8 / 8 / rate, 256, 8, setup)
 
 
 def tensorflow() -> Case:

@@ -40,6 +40,8 @@ def test_a_script_asks_what_is_on_and_saves_the_weights_that_it_has_copied(tmp_p
         asked += [trainer.num_examples(trainer.get_train_dataloader()), trainer.get_num_trainable_parameters()]
         asked += [trainer.args.average_tokens_across_devices, trainer._wrap_model(trainer.model) is trainer.model]
         asked += [args.save_strategy.value, args.lr_scheduler_type.value, args.optim.value]
+        asked += [library.TrainingArguments(folder, report_to="all").report_to]
+        asked += [type(trainer.autocast_smart_context_manager(cache_enabled=False))]
         trainer.save_model(f"{folder}/as-it-is")
         halves = {name: tensor / 2 for name, tensor in trainer.model.state_dict().items()}
         trainer._save(f"{folder}/halves", state_dict=halves)

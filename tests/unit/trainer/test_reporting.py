@@ -15,16 +15,17 @@ from tests.unit.trainer.toy import accuracy, make_trainer
 @pytest.mark.parametrize("reporter", [PrinterCallback, ProgressCallback])
 def test_each_evaluation_is_a_line(reporter, tmp_path, capsys):
     evaluated = {"evaluate": 8, "eval_strategy": "epoch", "num_train_epochs": 2, "logging_steps": 3}
-    trainer = make_trainer(tmp_path, extra={"compute_metrics": accuracy}, **evaluated)
+    extra = {"compute_metrics": lambda prediction: accuracy(prediction) | {"text": 101 * "a"}}
+    trainer = make_trainer(tmp_path, extra=extra, **evaluated)
     trainer.pop_callback(PrinterCallback)
     trainer.add_callback(reporter)
     trainer.train()
-    captured = capsys.readouterr()
-    out = captured.out + captured.err
-    lines = out.splitlines()
-    evaluations = [line for line in lines if "eval_loss" in line]
+    out = "".join(capsys.readouterr())
+    evaluations = [line for line in out.splitlines() if "eval_loss" in line]
     assert [line.rpartition("epoch ")[2] for line in evaluations] == ["1", "2"]
     assert all("eval_accuracy " in line for line in evaluations)
+    text = 101 * "a" if reporter is PrinterCallback else "[String too long to display, length: 101 > 100."
+    assert all(f"eval_text {text}" in line for line in evaluations)
     if reporter is ProgressCallback:
         last = out.split("\r")[-1]
         assert "10/10" in last and "loss=" in last and "learning_rate=" in last and "<" in last
@@ -53,8 +54,7 @@ def test_a_second_training_writes_every_line_once_under_the_same_name(tmp_path):
     trainer.train()
     trainer.train()
     (log,) = tmp_path.rglob("*.jsonl")
-    losses = [line for line in log.read_text().splitlines() if "train/loss" in line]
-    assert len(losses) == 2
+    assert log.read_text().count("train/loss") == 2
     assert "a_name_of_its_own" in str(log) + log.read_text()
 
 
