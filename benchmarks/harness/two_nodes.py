@@ -20,8 +20,7 @@ INTERFACE = "cable"
 # Bits per second; None is the cable as it is, which is the machine's memory.
 BANDWIDTHS = {"unlimited": None, "10 Gbit/s": 1e10, "1 Gbit/s": 1e9, "100 Mbit/s": 1e8}
 # After a pause a throttled cable lets a burst through at its own speed, so a burst is short: a millisecond of the rate,
-# within two limits. One below the bytes of a timer tick could keep the cable below its rate. Nothing is done against
-# that, because at 10 Gbit/s, where the upper limit counts, DDP was as fast as over "unlimited".
+# within two limits.
 BURST_SECONDS = 1e-3
 SMALLEST_BURST_BYTES = 16 * 1024
 LARGEST_BURST_BYTES = 256 * 1024

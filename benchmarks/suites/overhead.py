@@ -4,8 +4,7 @@ The model, Linear(16, 10), has next to nothing to compute, so what is left is th
 the CPU's memory. Every contestant has a process of its own with one thread, because what one library imports may slow
 the others. Each round runs every contestant once over 400 batches of 64 samples, in an order that is drawn anew. The
 result is the difference to a raw loop of the same round that does the same work. The Trainers' raw loop also measures
-the gradients' norm, steps a schedule and sums the losses, as they do. They measure the norm by clipping to no limit,
-which leaves the gradients as they are. No contestant logs or saves.
+the gradients' norm, steps a schedule and sums the losses, as they do. No contestant logs or saves.
 
 A contestant's sample is its median step. A step takes some hundred microseconds, and a process that loses its core for
 one step would else add milliseconds to the mean.

@@ -2,7 +2,6 @@
 
 The fused operator of a GPU includes dropout. That of a CPU does not: with dropout, a CPU computes attention in some ten
 operators, which keep the scores of each pair of positions. So the dropout is left out here.
-Where values have another head dimension than queries a CPU keeps scores too, and they count, unlike on some GPUs.
 """
 
 from collections.abc import Iterator

@@ -301,8 +301,7 @@ class Trainer:
         loss = None
         with torch.no_grad():
             if has_loss:
-                # The loader is no parameter, because overrides have those of the original. If a script calls this
-                # method itself, there is no loader, and all ranks call it.
+                # No parameter, because overrides have those of the original. If a script calls this, there may be none.
                 loader = self.callback_handler.eval_dataloader
                 is_collective = loader is None or (loading.is_prepared(loader) and loader.short_step is None)
                 num_items = losses.count_items(self, [inputs], is_collective)

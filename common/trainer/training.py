@@ -43,7 +43,9 @@ def run_training(trainer: Any, folder: str | None) -> evaluation.TrainOutput:
         is_over = trainer.control.should_training_stop
 
     output = log_results(trainer, start_time, first_step)
-    load_best_model(trainer)
+    warn_if_best_is_not_saved(trainer)
+    if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
+        trainer._load_best_model()
     trainer.call_event("on_train_end")
     return output
 
@@ -243,13 +245,10 @@ def log_results(trainer: Any, start_time: float, first_step: int) -> evaluation.
     return evaluation.TrainOutput(state.global_step, train_loss, metrics)
 
 
-def load_best_model(trainer: Any) -> None:
-    """Load the best model if `load_best_model_at_end` says so. Warn if it was evaluated, but not saved."""
+def warn_if_best_is_not_saved(trainer: Any) -> None:
     state = trainer.state
     if state.best_global_step is not None and state.best_global_step not in trainer.progress.saved_steps:
         logger.warning(
             f"the best evaluation was at step {state.best_global_step}, where no checkpoint was saved: "
             f"best_model_checkpoint is {state.best_model_checkpoint}. save_strategy='best' saves where it is best"
         )
-    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-        trainer._load_best_model()

@@ -124,14 +124,7 @@ def tensorflow() -> Case:
     """
     buckets = fill_buckets(costs_of("VGG-16").gradients, first=0, others=0)
     setup = training_on(buckets, 154, 8, NVLINK_P100, gigabits=100)
-    return Case(
-        "TensorFlow, VGG-16, 8 P100",
-        efficiency=1081 / 8 / 154,
-        batch=64,
-        gpus=8,
-        setup=setup,
-        inputs_are_published=False,
-    )
+    return Case("TensorFlow, VGG-16, 8 P100", 1081 / 8 / 154, 64, 8, setup, inputs_are_published=False)
 
 
 def li() -> Case:
