@@ -37,8 +37,8 @@ def _speeds(group: Group) -> str:
     for name, row in group.rows.items():
         ratio = "1"
         if name != BASELINE:
-            _, ratios, interval = speed_ups[name]
-            ratio = f"{ratios.median:.2f} ({interval.low:.2f} to {interval.high:.2f})"
+            interval = speed_ups[name].interval
+            ratio = f"{speed_ups[name].summary.median:.2f} ({interval.low:.2f} to {interval.high:.2f})"
         devices = MISSING if row.facts["all_cores"] else row.facts["workers"]
         spread = f"{row.summary.spread:.0%}{' noisy' if row.summary.noisy else ''}"
         lines.append(SPEED_COLUMNS.format(label(name, row), devices, f"{row.summary.median:.0f}", spread, ratio))

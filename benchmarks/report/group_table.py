@@ -32,13 +32,13 @@ def comparisons(group: Group) -> str:
     confidence = min(comparison.interval.confidence for comparison in group.comparisons)
     heading = f"medians of {group.rounds} rounds ({confidence:.0%} interval)"
     lines = [heading.rjust(TABLE_WIDTH)]
-    for pair, summary, (low, high, _) in group.comparisons:
+    for pair, summary, interval in group.comparisons:
         if pair.kind == "ratio":
             rows = f"  {pair.of} / {pair.to}"
-            value = f" {summary.median:.3f} ({low:.3f} to {high:.3f})"
+            value = f" {summary.median:.3f} ({interval.low:.3f} to {interval.high:.3f})"
         else:
             rows = f"  {pair.of} − {pair.to}"
-            value = f" {summary.median:.1f} ({low:.1f} to {high:.1f}) {group.unit}"
+            value = f" {summary.median:.1f} ({interval.low:.1f} to {interval.high:.1f}) {group.unit}"
         lines.append(rows + value.rjust(TABLE_WIDTH - len(rows)))
     return "\n".join(lines)
 

@@ -21,9 +21,10 @@ def _panel(panel, group: Group, one_node: str) -> None:
     """The rows of two nodes with a batch, beside the speed of the row with one node and this batch."""
     bars = []
     for name, comparison in group.compared_with(one_node).items():
-        median, low, high, _ = group.rows[name].summary
-        text = f"{median:.0f}   × {comparison.summary.median:.2f}"
-        bars.append(Bar(group.rows[name].facts["link"], median, (low, high), text))
+        row = group.rows[name]
+        speed = row.summary
+        text = f"{speed.median:.0f}   × {comparison.summary.median:.2f}"
+        bars.append(Bar(row.facts["link"], speed.median, speed, text))
     alone = group.rows[one_node].summary.median
     draw_bars(panel, bars, 0.04 * alone)
     panel.axvline(2 * alone, **DASHED)

@@ -17,9 +17,9 @@ def draw_overhead(record: dict, path: Path) -> None:
     for panel, loop in zip(panels, loops, strict=True):
         bars = []
         for name, comparison in group.compared_with(loop).items():
-            median, low, high, _ = comparison.summary
+            added = comparison.summary
             colour = BLUE if name.startswith("common.") else ORANGE  # a row bears the name of a package
-            bars.append(Bar(name, median, (low, high), f"{median:.0f} µs", colour))
+            bars.append(Bar(name, added.median, added, f"{added.median:.0f} µs", colour))
         draw_bars(panel, bars, 0.02 * top)
         panel.set_xlim(min(0, 1.1 * lowest), 1.2 * top)
         # Aligned to the right, because it is longer than the panel is wide: it begins above the names of the bars.

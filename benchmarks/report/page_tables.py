@@ -117,9 +117,9 @@ def table_of_links() -> str:
     """Ratios of two nodes' throughput to one node's, in the same rounds, by link and by batch of each process."""
     group = read_group(*recorded("network")["groups"])
     cells_of_link: dict[str, list[str]] = {}
-    for pair, summary, (low, high, _) in group.comparisons:
+    for pair, summary, interval in group.comparisons:
         cells = cells_of_link.setdefault(group.rows[pair.of].facts["link"], [])
-        cells.append(f"{summary.median:.2f} ({low:.2f}–{high:.2f})")
+        cells.append(f"{summary.median:.2f} ({interval.low:.2f}–{interval.high:.2f})")
     rows = [[link, *cells] for link, cells in cells_of_link.items()]
     batches = sorted({row.facts["batch_per_process"] for row in group.rows.values()})
     return markdown(["link", *(f"batch {batch} each" for batch in batches)], rows)

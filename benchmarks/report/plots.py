@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.harness.paired import Interval, Summary
 from common.files import atomic_write
 
 # Okabe and Ito's palette: told apart with any kind of colour vision. https://jfly.uni-koeln.de/color/
@@ -49,11 +50,11 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar with whiskers between two ends and dots, and a text to the right of all these."""
+    """A horizontal bar with whiskers from `ends.low` to `ends.high` and dots, and a text to the right of all these."""
 
     label: str
     length: float
-    ends: tuple[float, float]
+    ends: Summary | Interval
     text: str
     colour: str = BLUE
     dots: Sequence[float] = ()
@@ -63,11 +64,10 @@ def draw_bars(panel, bars: list[Bar], gap: float) -> None:
     """Draw the bars from the top down, each text by `gap` to the right of what is drawn."""
     for y, bar in enumerate(bars):
         panel.barh(y, bar.length, 0.62, color=bar.colour, alpha=0.85)
-        low, high = bar.ends
-        whiskers = [[bar.length - low], [high - bar.length]]
+        whiskers = [[bar.length - bar.ends.low], [bar.ends.high - bar.length]]
         panel.errorbar(bar.length, y, xerr=whiskers, color=INK, capsize=4, linewidth=1.4)
         panel.plot(bar.dots, [y] * len(bar.dots), "o", color=INK, markersize=3.2, alpha=0.45)
-        end = max(0, high, *bar.dots)
+        end = max(0, bar.ends.high, *bar.dots)
         panel.text(end + gap, y, bar.text, va="center", bbox=CLEAR)
     panel.set_yticks(range(len(bars)), [bar.label for bar in bars])
     panel.invert_yaxis()

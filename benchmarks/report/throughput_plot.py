@@ -37,14 +37,14 @@ def _speeds(panel, group: Group, fastest: float) -> None:
     speed_ups = group.compared_with(BASELINE)
     bars = []
     for name, row in group.rows.items():
-        median, low, high, _ = row.summary
-        text = f"{median:.0f}"
+        summary = row.summary
+        text = f"{summary.median:.0f}"
         if name in speed_ups:
             text += f"   × {speed_ups[name].summary.median:.2f}"
-        if row.summary.noisy:
+        if summary.noisy:
             text += "  noisy"
         label = f"{BASELINE}, 1 device" if name == BASELINE else name
-        bars.append(Bar(label, median, (low, high), text, _colour(name, row), row.samples))
+        bars.append(Bar(label, summary.median, summary, text, _colour(name, row), row.samples))
     draw_bars(panel, bars, 0.02 * fastest)
     panel.set_title(f"Throughput, {group.title}")
     right = fastest
@@ -73,11 +73,12 @@ def draw_scaling(record: dict, path: Path) -> None:
 
 def _speed_ups(panel, group: Group, right: float) -> None:
     bars = []
-    for name, (_, ratios, (low, high, _)) in group.compared_with(BASELINE).items():
+    for name, speed_up in group.compared_with(BASELINE).items():
+        median = speed_up.summary.median
         row = group.rows[name]
         level = row.facts["level"][:2]
         label = f"{level}, all" if row.facts["all_cores"] else f"{level} on {row.facts['workers']}"
-        bars.append(Bar(label, ratios.median, (low, high), f"{ratios.median:.2f}", _colour(name, row)))
+        bars.append(Bar(label, median, speed_up.interval, f"{median:.2f}", _colour(name, row)))
     draw_bars(panel, bars, 0.03 * right)
     panel.axvline(1, color=SOFT, linewidth=1.2)
     panel.axvline(_most_devices(group), **DASHED)

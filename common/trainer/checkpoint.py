@@ -163,7 +163,8 @@ def delete_oldest(output_dir: str, saved_steps: list[int], kept: list[Path], lim
     """
     found = list(reversed(numbered(Path(output_dir), PREFIX)))  # from the lowest step to the highest
     of_this_run = {checkpoint_folder(output_dir, step) for step in saved_steps}
-    oldest_first = sorted(found, key=of_this_run.__contains__)  # False comes before True
+    of_others = [path for path in found if path not in of_this_run]
+    oldest_first = [*of_others, *(path for path in found if path in of_this_run)]
     dispensable = [path for path in oldest_first if path not in kept]
     surplus = max(0, len(found) - limit)
     for path in dispensable[:surplus]:
