@@ -7,7 +7,7 @@ even the ranks out are left out.
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,16 +119,18 @@ def to_host(results: Iterable[BatchResult], device: torch.device) -> list[BatchR
     if device.type != "cuda":
         return [map_nested(as_array, send_to_device(result, "cpu")) for result in results]
 
-    def start_copy(result: BatchResult) -> tuple[BatchResult, torch.cuda.Event]:
-        copy = send_to_device(result, "cpu", non_blocking=True)
-        return copy, torch.cuda.current_stream(device).record_event()
-
-    arrived = []
-    # A copy is read when the next one has been started.
-    for (copy, arrival), _ in pairwise(chain(map(start_copy, results), [None])):
+    def read(copy: BatchResult, arrival: torch.cuda.Event) -> BatchResult:
         arrival.synchronize()
-        arrived.append(map_nested(as_array, copy))
-    return arrived
+        return map_nested(as_array, copy)
+
+    arrays = []
+    copies = []
+    for result in results:
+        copy = send_to_device(result, "cpu", non_blocking=True)
+        copies.append((copy, torch.cuda.current_stream(device).record_event()))
+        if len(copies) > 1:  # the copy before has had the time of a batch to arrive
+            arrays.append(read(*copies.pop(0)))
+    return arrays + [read(*each) for each in copies]
 
 
 def as_array(leaf: Any) -> Any:

@@ -23,19 +23,14 @@ def record_in_turns(
     Args:
         record_steps: records a given number of steps of a row, and returns for each rank a list of them.
     """
-    contestants = {row: partial(record_aligned, record_steps, row) for row in rows}
+    contestants = {row: partial(record_steps, row, STEPS_PER_ROUND) for row in rows}
     samples = {}
     lanes = {}
-    for row, rounds_of_steps in take_turns(contestants, range(rounds)).items():
+    for row, rounds_of_ranks in take_turns(contestants, range(rounds)).items():
+        rounds_of_steps: list[list[Step]] = [list(zip(*of_ranks, strict=True)) for of_ranks in rounds_of_ranks]
         samples[row] = [statistics.fmean(map(duration, steps)) for steps in rounds_of_steps]
         lanes[row] = spans_of_ranks(typical(list(chain.from_iterable(rounds_of_steps))))
     return records.group(title, "ms", samples) | {"lanes": lanes}
-
-
-def record_aligned(record_steps: Callable[[str, int], list[list[RecordedStep]]], row: str) -> list[Step]:
-    """The steps of a row in one round, each with what all ranks recorded of it."""
-    steps_of_ranks = record_steps(row, STEPS_PER_ROUND)
-    return list(zip(*steps_of_ranks, strict=True))
 
 
 def duration(step: Step) -> float:

@@ -97,6 +97,7 @@ def test_the_largest_batch_fits_and_an_eighth_more_does_not(of_a_sample, of_a_pa
     limit = 24 * 2**30
     found = largest_batch(bytes_of, limit)
     assert bytes_of.call_count <= 20
+    assert max(call.args[0] for call in bytes_of.call_args_list) <= 2 * max(found, 1)  # no step is far too large
     if found:
         assert bytes_of(found) <= limit < bytes_of(found + max(found // 8, 1))
     else:
