@@ -41,8 +41,8 @@ class Nodes:
         else:
             burst = round(bits_per_second / 8 * BURST_SECONDS)
             burst = max(SMALLEST_BURST_BYTES, min(burst, LARGEST_BURST_BYTES))
-            rate = ["rate", f"{bits_per_second:.0f}bit", "burst", str(burst)]
-            queue = ["tbf", *rate, "limit", str(QUEUE_BYTES)]
+            rate = f"{bits_per_second:.0f}bit"
+            queue = ["tbf", "rate", rate, "burst", str(burst), "limit", str(QUEUE_BYTES)]
         for name in self.names:
             _run("tc", "-n", name, "qdisc", "replace", "dev", INTERFACE, "root", *queue)
 

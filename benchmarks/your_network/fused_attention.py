@@ -10,8 +10,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-
 
 @contextmanager
 def fused_attention() -> Iterator[None]:
@@ -28,4 +26,5 @@ def fused_attention() -> Iterator[None]:
 
 def _attend_without_dropout(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options) -> Tensor:
     # `decompose` is torch's own implementation, which this one stands in front of.
-    return _ATTENTION.decompose(query, key, value, attn_mask, 0.0, is_causal, **options)
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    return attention.decompose(query, key, value, attn_mask, 0.0, is_causal, **options)

@@ -66,8 +66,7 @@ def show_diff(before: str, after: str) -> None:
 def train_on_small(level: str, processes: int | None, flags: list[str]) -> None:
     """Train as the level's own command does with `flags`, on the small counterparts of what the level imports."""
     if processes:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(processes)]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
         command += ["-m", "--", "common.ladder", "small", level, *flags]
         sys.exit(subprocess.call(command))
     module = small.load_small(level)
