@@ -69,17 +69,6 @@ def is_steps(value: Any) -> bool:
     return 0 < value < 1 or is_count(value)
 
 
-# The settings that are numbers, where they are not None: their names, a check, and what it asks for.
-NUMBERS: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
-    (("per_device_train_batch_size", "per_device_eval_batch_size"), is_count, "whole, above 0"),
-    (("gradient_accumulation_steps", "save_total_limit", "torch_empty_cache_steps"), is_count, "whole, above 0"),
-    (("logging_steps", "save_steps"), is_steps, "whole and above 0, or a share below 1"),
-    (("eval_steps", "warmup_steps"), lambda value: value == 0 or is_steps(value), "whole, or a share below 1"),
-    (("learning_rate", "weight_decay", "eval_delay", "num_train_epochs"), lambda value: value >= 0, "0 or more"),
-    (("max_grad_norm",), lambda value: not math.isnan(value), "a number"),
-    (("max_steps",), lambda value: value == -1 or is_count(value), "whole and above 0, or -1 for no limit"),
-)
-
 # Lets `HfArgumentParser` take a flag without a value.
 FLAG = {"nargs": "?", "const": True}
 
@@ -320,21 +309,29 @@ class TrainingArguments:
             setattr(self, name, Choice(getattr(value, "value", value)))
 
     def _check_numbers(self) -> None:
-        for names, is_allowed, description in NUMBERS:
-            for name in names:
-                is_overridden = name == "num_train_epochs" and self.max_steps != -1
-                if getattr(self, name) is not None and not is_overridden:
-                    self._check_number(name, is_allowed, description)
+        counts = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
+        counts += ["save_total_limit", "torch_empty_cache_steps"]
+        rates = ["learning_rate", "weight_decay", "eval_delay"]
+        if self.max_steps == -1:  # else it overrides the epochs
+            rates.append("num_train_epochs")
+        check = self._check_each
+        check(counts, is_count, "whole, above 0")
+        check(["logging_steps", "save_steps"], is_steps, "whole and above 0, or a share below 1")
+        check(["eval_steps", "warmup_steps"], lambda value: value == 0 or is_steps(value), "whole, or a share below 1")
+        check(rates, lambda value: value >= 0, "0 or more")
+        check(["max_grad_norm"], lambda value: not math.isnan(value), "a number")
+        check(["max_steps"], lambda value: value == -1 or is_count(value), "whole and above 0, or -1 for no limit")
         self.gradient_accumulation_steps = int(self.gradient_accumulation_steps)  # it may be 2.0
 
-    def _check_number(self, name: str, is_allowed: Callable[[Any], bool], description: str) -> None:
-        value = getattr(self, name)
-        try:
-            is_right = is_allowed(value)
-        except (TypeError, ValueError):  # it is a text
-            raise ValueError(f"{name} is {value!r} but must be a number: {description}") from None
-        if not is_right:
-            raise ValueError(f"{name} is {value!r} but must be {description}")
+    def _check_each(self, names: list[str], is_allowed: Callable[[Any], bool], description: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            try:
+                is_right = value is None or is_allowed(value)
+            except (TypeError, ValueError):  # it is a text
+                raise ValueError(f"{name} is {value!r} but must be a number: {description}") from None
+            if not is_right:
+                raise ValueError(f"{name} is {value!r} but must be {description}")
 
     def _complete_precision(self) -> None:
         """Set `mixed_precision`, which is no field, as in `transformers`: by default as the launcher says."""
