@@ -89,12 +89,14 @@ def cores_per_device(devices: int) -> int | None:
     """The cores of each of so many devices; None where these are GPUs. Raises UserError if there are too few."""
     gpus = torch.cuda.device_count()
     cores = available_cores()
-    if 0 < gpus < devices:
+    if gpus >= devices:
+        return None
+    if gpus > 0:
         found = quantity(gpus, "GPU")
         fail(f"this machine has {found}, not {devices}; without them (CUDA_VISIBLE_DEVICES=) devices are cores")
-    if not gpus and cores < devices:
-        fail(f"{devices} devices need more than this machine's {cores} cores")
-    return None if gpus else cores // devices
+    if cores < devices:
+        fail(f"{devices} devices need more than this machine's {quantity(cores, 'core')}")
+    return cores // devices
 
 
 def try_settings(settings: Sequence[Setting], work: Work) -> dict[Setting, float]:

@@ -99,7 +99,7 @@ class TrainingArguments:
         logging_nan_inf_filter: where the loss of a micro-batch is not finite, log the mean of those since the last log
             in its place; leave such losses out of an evaluation's loss too.
         log_level: of the first process of each machine; the others log warnings. "passive" leaves all as they are.
-        report_to: "none", "all", or names of trackers that the accelerator knows.
+        report_to: "none", "all" that are installed, or names of trackers that the accelerator knows.
         run_name: the run's name for the trackers; by default the last part of `output_dir`.
         disable_tqdm: print plain lines in place of a progress bar; by default where stderr is no terminal.
         save_only_model: leave the optimizer and its schedule out of checkpoints. No training can go on from them.
