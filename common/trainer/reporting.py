@@ -97,6 +97,7 @@ class ProgressCallback(TrainerCallback):
 
     training_bar: tqdm | None = None  # Subclasses write above it.
     prediction_bar = None  # No evaluation has one.
+    max_str_len: int = 100  # A longer text in a log is replaced. A subclass may have an __init__ of its own.
 
     def __init__(self, max_str_len: int = 100) -> None:
         self.max_str_len = max_str_len
