@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,35 +44,34 @@ def count_items(trainer: Any, window: list[Any], is_collective: bool = True) -> 
     return of_ranks.sum().to(torch.get_default_dtype())
 
 
-class LossScale(NamedTuple):
-    """The factors of a loss: `compute_loss` multiplies it by `ranks`, `training_step` divides it by `micro_batches`."""
+def loss_factor(trainer: Any, num_items: Tensor | None) -> int:
+    """The number by which `compute_loss` multiplies a loss: that of the ranks if the labels of all divide it, else 1.
 
-    ranks: int
-    micro_batches: int
-
-
-def loss_scale(trainer: Any, num_items: Tensor | None) -> LossScale:
-    """The factors that make a loss the share of its micro-batch in the loss of the step; the others are 1.
-
-    `num_items` is the number of labels in the whole step, or None. A function is a `compute_loss_func`:
-
-        the loss comes from         for a batch with labels    factor           without labels     factor
-        a model without **kwargs    a mean                     micro_batches    a mean             micro_batches
-        a model with **kwargs       sum / num_items            ranks            a mean             micro_batches
-        a function                  sum / num_items            ranks            what it returns    -
-
-    The factor `ranks` is there because DDP takes the mean of the ranks' gradients. An override of `compute_loss`
-    multiplies by it too, or returns a mean if it lacks the argument `num_items_in_batch`. By `loss_is_scaled_for_ga` a
-    subclass says whether training_step is to leave its loss alone.
+    DDP takes the mean of the ranks' gradients, and the step needs their sum.
     """
     is_divided = num_items is not None and takes_num_items(trainer)
-    is_mean = not is_divided and trainer.compute_loss_func is None
+    return trainer.accelerator.num_processes if is_divided else 1
+
+
+def loss_divisor(trainer: Any, num_items: Tensor | None) -> int:
+    """The number by which `training_step` divides a loss: a mean by the step's micro-batches, a share of the step by 1.
+
+    `num_items` is the number of labels in the whole step, or None.
+
+        the loss comes from         for a batch with labels    without labels
+        a model without **kwargs    a mean                     a mean
+        a model with **kwargs       a share, sum / num_items   a mean
+        a `compute_loss_func`       a share, sum / num_items   a share, whatever it returns
+
+    An override of `compute_loss` returns the same, a share times the `loss_factor`; or a mean if it lacks the argument
+    `num_items_in_batch`. By `loss_is_scaled_for_ga` a subclass says that all are shares (True) or means (False).
+    """
+    is_mean = trainer.compute_loss_func is None and (num_items is None or not trainer.model_accepts_loss_kwargs)
     if trainer.loss_is_scaled_for_ga is not None:
         is_mean = not trainer.loss_is_scaled_for_ga
     elif not trainer._compute_loss_takes_count:
         is_mean = True
-    ranks = trainer.accelerator.num_processes if is_divided else 1
-    return LossScale(ranks, trainer.current_gradient_accumulation_steps if is_mean else 1)
+    return trainer.current_gradient_accumulation_steps if is_mean else 1
 
 
 def call_compute_loss(trainer: Any, model: nn.Module, inputs: Any, num_items: Tensor | None, **options: Any) -> Any:

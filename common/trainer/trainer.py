@@ -287,7 +287,7 @@ class Trainer:
         empty_cache_steps = self.args.torch_empty_cache_steps
         if empty_cache_steps is not None and self.state.global_step % empty_cache_steps == 0:
             utils.clear_device_cache()
-        loss = loss / losses.loss_scale(self, num_items_in_batch).micro_batches
+        loss = loss / losses.loss_divisor(self, num_items_in_batch)
         self.accelerator.backward(loss)
         return loss.detach()
 
@@ -320,7 +320,7 @@ class Trainer:
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Tensor | None = None
     ) -> Any:
-        """The scalar loss of a batch, or (loss, outputs). `losses.loss_scale` says what an override returns."""
+        """The scalar loss of a batch, or (loss, outputs). `losses.loss_divisor` says what an override returns."""
         if self.compute_loss_func is None:
             outputs = losses.forward(self, model, inputs, num_items_in_batch)
             loss = losses.get_loss(outputs)
@@ -328,7 +328,7 @@ class Trainer:
             inputs, labels = batches.split_labels(inputs)
             outputs = losses.forward(self, model, inputs, num_items_in_batch)
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-        ranks = losses.loss_scale(self, num_items_in_batch).ranks
+        ranks = losses.loss_factor(self, num_items_in_batch)
         if ranks > 1:  # An override may expect what `compute_loss_func` has returned, whatever that is.
             loss = loss * ranks
         return (loss, outputs) if return_outputs else loss
