@@ -19,7 +19,7 @@ def short(count: float) -> str:
 
 
 def mib(size: float, digits: int | None = None) -> str:
-    """The number of MiB with so many decimals; by default it has the more of them, the smaller it is."""
+    """The number of MiB with `digits` decimals; by default with more of them where it is small."""
     value = size / 2**20
     if digits is not None:
         return f"{value:.{digits}f}"

@@ -138,11 +138,15 @@ def time_steps(setting: Setting, work: Work, steps: int) -> float:
     with group:
         model = wrap_on_this_machine(network.make_model().to(device), setting)
         optimizer = network.make_optimizer(model)
-        for number in range(WARM_UP_STEPS + steps):
-            if number == WARM_UP_STEPS:
-                began = now(device)
-            device_batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
-            network.take_step(model, optimizer, device_batch)
+
+        def take_steps(count: int) -> None:
+            for _ in range(count):
+                device_batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), batch)
+                network.take_step(model, optimizer, device_batch)
+
+        take_steps(WARM_UP_STEPS)
+        began = now(device)
+        take_steps(steps)
         return (now(device) - began) / steps
 
 
