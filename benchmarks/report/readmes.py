@@ -94,9 +94,8 @@ PARTS: dict[str, Callable[..., str]] = {
 
 
 def main() -> None:
-    argparse.ArgumentParser(
-        prog="python -m benchmarks.report.readmes", description=__doc__.splitlines()[0]
-    ).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report.readmes", description=__doc__.splitlines()[0])
+    parser.parse_args()
     for path in readmes():
         before = path.read_text()
         text = renewed(before)

@@ -37,21 +37,17 @@ def make_parser() -> argparse.ArgumentParser:
     small_command = commands.add_parser(
         "small", help="trains a level on common.small", epilog="All other flags are those of the level's train.py."
     )
-    small_command.add_argument(
-        "level", type=find_script, choices=small.COUNTERPARTS, metavar="LEVEL", help="such as 03"
-    )
-    small_command.add_argument(
-        "--processes", type=positive, metavar="N", help="under torchrun, with N processes on this machine"
-    )
+    flag = small_command.add_argument
+    flag("level", type=find_script, choices=small.COUNTERPARTS, metavar="LEVEL", help="such as 03")
+    flag("--processes", type=positive, metavar="N", help="under torchrun, with N processes on this machine")
 
     commands.add_parser("ring", help="a ring all-reduce of four ranks, message by message")
 
     check_command = commands.add_parser("check", help="what is wrong with your solution of an exercise")
-    check_command.add_argument(
-        "exercise", nargs="?", choices=exercises.NAMES, metavar="EXERCISE", help="without PATH, its task is printed"
-    )
-    check_command.add_argument("solution", nargs="?", type=Path, metavar="PATH", help="the file with your solution")
-    check_command.add_argument("--list", action="store_true", help="the exercises, a line for each")
+    flag = check_command.add_argument
+    flag("exercise", nargs="?", choices=exercises.NAMES, metavar="EXERCISE", help="without PATH, its task is printed")
+    flag("solution", nargs="?", type=Path, metavar="PATH", help="the file with your solution")
+    flag("--list", action="store_true", help="the exercises, a line for each")
     return parser
 
 

@@ -56,8 +56,6 @@ def loss_factor(trainer: Any, num_items: Tensor | None) -> int:
 def loss_divisor(trainer: Any, num_items: Tensor | None) -> int:
     """The number by which `training_step` divides a loss: a mean by the step's micro-batches, a share of the step by 1.
 
-    `num_items` is the number of labels in the whole step, or None.
-
         the loss comes from         for a batch with labels    without labels
         a model without **kwargs    a mean                     a mean
         a model with **kwargs       a share, sum / num_items   a mean
