@@ -166,7 +166,10 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.close()
 
 
-LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {"tensorboard": TensorBoardTracker, "jsonl": JSONLinesTracker}
+LOGGER_TYPE_TO_CLASS: dict[str, Callable[..., GeneralTracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "jsonl": JSONLinesTracker,
+}
 
 
 def get_available_trackers() -> list[str]:

@@ -13,12 +13,7 @@ import torch
 
 from common.accelerator import Accelerator, tracking
 from common.accelerator.state import PartialState
-from common.accelerator.tracking import (
-    GeneralTracker,
-    JSONLinesTracker,
-    on_main_process,
-    select_trackers,
-)
+from common.accelerator.tracking import GeneralTracker, JSONLinesTracker, on_main_process, select_trackers
 from common.processes import ranks
 from tests.peers import import_or_skip
 from tests.states import on_a_rank
