@@ -60,7 +60,7 @@ from .utils.dataclasses import (
     TorchDynamoPlugin,
 )
 from .utils.memory import release_memory
-from .utils.other import extract_model_from_parallel, innermost_model, is_compiled_module
+from .utils.unwrap import extract_model_from_parallel, innermost_model, is_compiled_module
 from .utils.weights import is_dtensor
 
 logger = get_logger(__name__)

@@ -54,9 +54,9 @@ from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
 from .utils.modeling import load_state_dict
-from .utils.other import innermost_model
 from .utils.random import get_random_states, set_random_states
 from .utils.serialization import load_safely, save_loadable
+from .utils.unwrap import innermost_model
 from .utils.weights import under_names_of, write_safetensors
 
 logger = get_logger(__name__)

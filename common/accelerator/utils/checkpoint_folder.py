@@ -158,10 +158,12 @@ def _require_places_for(names: Iterable[str], folder: Path) -> None:
     resolved = folder.resolve()
     for name in names:
         place = folder / name
-        is_below_file = any((folder / above).is_file() for above in Path(name).parents)
-        is_behind_link = place.parent.resolve() != resolved / Path(name).parent
-        if is_below_file or is_behind_link or place.is_dir():
-            raise CheckpointError(f"{place} is a folder, or behind a link or a file, where a file is to be")
+        if place.is_dir():
+            raise CheckpointError(f"{place} is a folder, where a file is to be")
+        if any((folder / above).is_file() for above in Path(name).parents):
+            raise CheckpointError(f"{place} cannot be made: there is a file in the place of one of its folders")
+        if place.parent.resolve() != resolved / Path(name).parent:
+            raise CheckpointError(f"{place} is behind a link")
 
 
 def _hidden_path(folder: Path, name: str) -> Path:

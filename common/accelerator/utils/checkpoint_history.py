@@ -35,14 +35,17 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     folders = numbered(parent, prefix)
     for folder in folders:
         finish_or_warn(folder)
+    newest = None
     damaged: dict[Path, str] = {}
-    for newest in folders:
+    for folder in folders:
         try:
-            verify(newest)
-            break
+            verify(folder)
         except CheckpointError as error:
-            damaged[newest] = str(error)
-    else:
+            damaged[folder] = str(error)
+        else:
+            newest = folder
+            break
+    if newest is None:
         none_is_left = f"there is no complete and undamaged checkpoint in {parent}"
         raise CheckpointError("; ".join([none_is_left, *damaged.values()]))
     # Where nobody may write, all of this stays. The run can go on nevertheless.
