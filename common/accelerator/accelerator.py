@@ -733,11 +733,11 @@ class Accelerator:
         if not self.is_main_process:
             return
         init_kwargs = init_kwargs or {}
-        for name_or_tracker in self.log_with:
-            tracker = name_or_tracker
-            if isinstance(name_or_tracker, str):
-                make_tracker = LOGGER_TYPE_TO_CLASS[name_or_tracker]
-                tracker = make_tracker(project_name, self.logging_dir, **init_kwargs.get(name_or_tracker, {}))
+        for wanted in self.log_with:
+            tracker = wanted
+            if isinstance(wanted, str):
+                kwargs = init_kwargs.get(wanted, {})
+                tracker = LOGGER_TYPE_TO_CLASS[wanted](project_name, self.logging_dir, **kwargs)
             if hasattr(tracker, "start"):  # A tracker of the script's own need not have this method.
                 tracker.start()
             if config is not None:

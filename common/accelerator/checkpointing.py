@@ -162,14 +162,17 @@ def save_state(
         folder = _folder_to_save(project, output_dir)
         save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
     draft = draft_of_this_rank(folder)
-    stage = errors_on_all_ranks if all_ranks else nullcontext  # The latter waits for no other rank.
+    # With `all_ranks` a stage ends when all ranks have done it. Else this rank goes on, and waits for nobody.
+    stage = errors_on_all_ranks if all_ranks else nullcontext
     try:
         with stage():
             _begin_draft(run, folder, draft)
         with stage():
             weights = _weights_by_file(run, draft, safe_serialization)
         with stage():
-            _write(_contents_by_file(run, weights), draft)
+            for name, content in _contents_by_file(run, weights).items():
+                write = write_safetensors if name.endswith(".safetensors") else save_loadable
+                write(content, draft / name)
             complete_draft(draft, save_id, run.writes_main_part)
         # The table in checkpoint_folder.py shows what is on the disk before and after each of these two.
         with stage():
@@ -241,7 +244,6 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
             states[name] = each.state_dict()
     loader_states = {name: loader.state_dict() for name, loader in run.loaders_by_file().items()}
     loader_states = {name: state for name, state in loader_states.items() if state}
-
     rank_state: dict[str, Any] = {"step": run.step, **get_random_states(PartialState().device)}
     # A script that calls no `accumulate` sets `sync_gradients` itself.
     if run.step % GradientState().num_steps > 0 or not GradientState().sync_gradients:
@@ -258,14 +260,6 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     with whole_parameters(model):
         parameters = innermost_model(model).named_parameters()
         return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
-
-
-def _write(contents: dict[str, Any], folder: Path) -> None:
-    for name, content in contents.items():
-        if name.endswith(".safetensors"):
-            write_safetensors(content, folder / name)
-        else:
-            save_loadable(content, folder / name)
 
 
 def load_state(
@@ -305,9 +299,13 @@ def load_state(
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
     # On each disk one process verifies the checkpoint for all that read it: the one that would write a main part there.
+    # The main process need not verify the newest checkpoint again, because it has verified that to find it.
     if input_dir is None:
-        folder = _newest_checkpoint(run.project)
-        verifies_here = run.writes_main_part and not PartialState().is_main_process  # which has found it undamaged
+        if not run.project.automatic_checkpoint_naming:
+            raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
+        parent = _folder_of_all(run.project)
+        folder = parent / result_of_main_process(lambda: recover_newest(parent).name)
+        verifies_here = run.writes_main_part and not PartialState().is_main_process
     else:
         folder = _absolute(input_dir)
         verifies_here = run.writes_main_part
@@ -328,26 +326,14 @@ def load_state(
     return saved.step
 
 
-def _newest_checkpoint(project: ProjectConfiguration) -> Path:
-    """The newest checkpoint under automatic naming, complete and undamaged on the main process's disk. A collective."""
-    if not project.automatic_checkpoint_naming:
-        raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
-    parent = _folder_of_all(project)
-    return parent / result_of_main_process(lambda: recover_newest(parent).name)
-
-
 def _next_iteration(project: ProjectConfiguration) -> int:
     """The number after the highest on the main process's disk, but no lower than its own number. A collective.
 
     So the newer checkpoints stay if the script has gone back to an older one.
     """
-
-    def next_number() -> int:
-        folders = numbered(_folder_of_all(project))
-        next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
-        return max(project.iteration, next_on_disk)
-
-    return result_of_main_process(next_number)
+    iteration, folders = result_of_main_process(lambda: (project.iteration, numbered(_folder_of_all(project))))
+    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+    return max(iteration, next_on_disk)
 
 
 @dataclass(frozen=True)

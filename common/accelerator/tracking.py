@@ -166,10 +166,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.close()
 
 
-LOGGER_TYPE_TO_CLASS: dict[str, Callable[..., GeneralTracker]] = {
-    "tensorboard": TensorBoardTracker,
-    "jsonl": JSONLinesTracker,
-}
+LOGGER_TYPE_TO_CLASS: dict[str, Any] = {"tensorboard": TensorBoardTracker, "jsonl": JSONLinesTracker}
 
 
 def get_available_trackers() -> list[str]:
@@ -208,17 +205,13 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
 def _require_can_start(name: str, logging_dir: str | os.PathLike | None) -> None:
     if name not in LOGGER_TYPE_TO_CLASS:
         known = ["all", *LOGGER_TYPE_TO_CLASS]
-        raise ValueError(
-            f"Unsupported logging capability: {name}. Choose between {known}, or pass an object with the tracker's "
-            "methods"
-        )
+        hint = "or pass an object with the tracker's methods"
+        raise ValueError(f"Unsupported logging capability: {name}. Choose between {known}, {hint}")
     if name == "tensorboard" and not is_tensorboard_available():
         raise ImportError("log_with='tensorboard' needs a package that is not installed: pip install tensorboard")
     if logging_dir is None:
-        raise ValueError(
-            f"Logging with `{name}` requires a `logging_dir` to be passed in: give the Accelerator a project_dir or a "
-            "logging_dir"
-        )
+        hint = "give the Accelerator a project_dir or a logging_dir"
+        raise ValueError(f"Logging with `{name}` requires a `logging_dir` to be passed in: {hint}")
 
 
 def to_python_values(value: Any) -> Any:

@@ -65,9 +65,9 @@ def complete_draft(draft: Path, save_id: str, is_main_part: bool) -> None:
         CheckpointError: if there is a symbolic link or a file with the name of a manifest among them.
     """
     rank = PartialState().process_index
-    world_size = PartialState().num_processes
     name = MANIFEST_NAME if is_main_part else RANK_MANIFEST_NAME.format(rank)
-    write_manifest(Manifest(save_id, rank, world_size, describe_files(draft)), draft / name)
+    manifest = Manifest(save_id, rank, PartialState().num_processes, describe_files(draft))
+    write_manifest(manifest, draft / name)
 
 
 def publish_rank_part(draft: Path, folder: Path, save_id: str) -> None:

@@ -299,10 +299,7 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 
 def _to_bool(value: Any) -> bool:
-    try:
-        return str_to_bool(str(value)) == 1
-    except ValueError:
-        raise ValueError(f"must be true or false, not {value!r}") from None
+    return str_to_bool(str(value)) == 1
 
 
 def _to_name(value: Any) -> str:
@@ -373,14 +370,17 @@ class FullyShardedDataParallelPlugin:
         if callable(self.auto_wrap_policy):
             raise NotImplementedError("an auto_wrap_policy that is a function is out of scope: name a policy")
         for name, (variable, default, convert) in _FSDP_SETTINGS.items():
-            value = _given_or_env(getattr(self, name), variable, default)
+            value = getattr(self, name)
+            if value is None:
+                value = os.environ.get(variable, default)
             try:
                 setattr(self, name, convert(value))
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
+            except ValueError:
+                expected = "a whole number" if convert is int else "true or false"
+                raise ValueError(f"{name} must be {expected}, not {value!r}") from None
         self.without_effect = []
         for name in _OF_FSDP_1:
-            if _given_or_env(getattr(self, name), f"FSDP_{name.upper()}", None) is not None:
+            if getattr(self, name) is not None or f"FSDP_{name.upper()}" in os.environ:
                 self.without_effect.append(name)
             setattr(self, name, None)
         self._require_scope()
@@ -404,10 +404,6 @@ class FullyShardedDataParallelPlugin:
             logger.warning(f"{name} has no effect: it is a setting of FSDP's version 1")
         if self.state_dict_type == "SHARDED_STATE_DICT":
             logger.warning("state_dict_type=SHARDED_STATE_DICT has no effect: checkpoints hold whole tensors")
-
-
-def _given_or_env(given: Any, variable: str, default: Any) -> Any:
-    return os.environ.get(variable, default) if given is None else given
 
 
 @dataclass
@@ -434,8 +430,7 @@ class TorchDynamoPlugin(KwargsHandler):
     disable: bool = False
 
     def __post_init__(self) -> None:
-        backend_name = str(self.backend or "no").upper()
-        self.backend = DynamoBackend(backend_name)
+        self.backend = DynamoBackend(str(self.backend or "no").upper())
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes, with the backend by the name that torch has for it."""

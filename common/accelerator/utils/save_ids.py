@@ -1,11 +1,9 @@
-"""Ids of saves. The parts of a checkpoint are those on the disk that have the same id.
+"""Ids of saves. The parts of one checkpoint on the disk are those that have the same id.
 
-At the same `save_state` all ranks get the same id, and no rank waits for another. Two saves into one folder have
-different ids, and so have two runs.
-
-With `all_ranks=True` rank 0 sends its id to the others. Else each rank derives it from what all of them know: the name
-of the run, the number of collectives so far, the micro-batches since the last optimizer step, and the number of saves
-into the folder since then.
+At the same `save_state` all ranks get the same id, though none waits for another. Two saves into one folder have
+different ids, and so have two runs. With `all_ranks=True` rank 0 sends its id to the others. Else each rank derives it
+from what all of them know: the name of the run, the number of collectives so far, the micro-batches since the last
+optimizer step, and the number of saves into the folder since then.
 
     save_state("a")                         run-5-0-1
     if is_main_process: save_state("b")     run-5-0-1, into another folder
@@ -13,15 +11,13 @@ into the folder since then.
     with accumulate(): … ; save_state("a")  run-5-1-1, where the window goes on, so no gradient was averaged
     wait_for_everyone(); save_state("a")    run-6-1-1
 
-Ranks that save or communicate unequally may derive different ids. Then the newest checkpoint has no part of rank 1,
-and loading says so:
+Three things break the promise. Then the newest checkpoint has no part of rank 1, and loading says so:
 
-    The main process saves "a" alone. Then all   Rank 1's part joins the first of the two saves. So if rank 0 fails
-    save "a", with no collective between.        in the second, the first has a part that is too new.
-    The main process saves alone under           Rank 0 goes on to checkpoint_1, and rank 1 to checkpoint_0, until
-    automatic naming.                            `load_state()` or a save with `all_ranks=True`.
-    The script calls `send`, `recv` or           gloo counts these too, but not equally on all ranks.
-    `monitored_barrier`.
+    rank 0 saves "a" alone, and then all do,  Rank 1's part belongs to what rank 0 has saved alone. That is the newest
+    with no collective between                checkpoint if rank 0 fails in the second save.
+    rank 0 saves alone under automatic        From then on rank 0 writes checkpoint_1, and rank 1 its part of
+    naming                                    checkpoint_0, until `load_state()` or a save with `all_ranks=True`.
+    `send`, `recv`, `monitored_barrier`       gloo counts these too, but not equally on all ranks.
 """
 
 import uuid

@@ -1,9 +1,11 @@
-"""The model inside its wrappers, O for what `torch.compile` returns and DDP for DistributedDataParallel.
+"""The model inside its wrappers: O for what `torch.compile` returns, and DDP for DistributedDataParallel.
 
-model                             innermost_model   extract_model_from_parallel
-DDP(own)                          own               own
-O(DDP(own)), by `prepare`         own               O(own), or own without `keep_torch_compile`
-DDP(O(own)), by the script        own               O(own)
+What the two functions return for each order of the wrappers:
+
+    model                         innermost_model    extract_model_from_parallel
+    DDP(own)                      own                own
+    O(DDP(own)), by `prepare`     own                O(own), or own without `keep_torch_compile`
+    DDP(O(own)), by the script    own                O(own)
 """
 
 import sys
@@ -16,31 +18,20 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 def is_compiled_module(module: Any) -> bool:
     """True if `module` is what `torch.compile` returned for a module."""
     # Importing torch._dynamo takes long. Whoever has compiled something has imported it.
-    if "torch._dynamo" not in sys.modules:
-        return False
-    return isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
+    return "torch._dynamo" in sys.modules and isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
 
 
 def innermost_model(model: Any) -> torch.nn.Module:
-    """The model that the script made, inside compiled models, DistributedDataParallel and DataParallel in any order.
-
-    This is for code that needs the modules and parameters themselves. It changes nothing.
-    """
-    while True:
-        if is_compiled_module(model):
-            model = model._orig_mod
-        elif isinstance(model, (DistributedDataParallel, DataParallel)):
-            model = model.module
-        else:
-            return model
+    """The model that the script made, for code that needs its modules and parameters themselves. It changes nothing."""
+    while is_compiled_module(model) or isinstance(model, (DistributedDataParallel, DataParallel)):
+        model = model._orig_mod if is_compiled_module(model) else model.module
+    return model
 
 
 def extract_model_from_parallel(
     model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
 ) -> torch.nn.Module:
-    """The model inside DistributedDataParallel or DataParallel, as `Accelerator.unwrap_model` gives it.
-
-    This is for a script that wants to call or save its model.
+    """The model that a script calls or saves, inside DDP or DataParallel; the same as `Accelerator.unwrap_model`.
 
     Args:
         model: prepared or not.
