@@ -460,6 +460,8 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         bare = innermost_model(model)
         weights = under_names_of(bare, _read_file(saved.checkpoint, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
+    for model in run.models:
+        model.zero_grad()  # The scaler, which is among the next, then forgets which gradients it has unscaled.
     for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
     if saved.rank_state:

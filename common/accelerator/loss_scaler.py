@@ -17,8 +17,8 @@ class LossScaler(torch.amp.GradScaler):
         UNSCALED    `unscale_` has divided them by it, so that they can be clipped. Their step is still to come.
         STEPPED     `step` has used them, or the script has dropped them. They count in the next `update`.
 
-    `update` adapts the scale to what is STEPPED, and makes it READY. This class calls it before the scale is used, read
-    or saved. What is UNSCALED waits: torch's own `update` would count it too, and forget that it was divided.
+    `update` adapts the scale to what is STEPPED, and makes it READY. This class calls it before the scale is used,
+    read, saved or loaded. What is UNSCALED waits: torch's `update` would count it too, and forget that it was divided.
     """
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -67,7 +67,6 @@ class LossScaler(torch.amp.GradScaler):
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
 
     def scale(self, outputs: Any) -> Any:
-        """`outputs` times the scale."""
         self.update()
         return super().scale(outputs)
 
@@ -80,8 +79,7 @@ class LossScaler(torch.amp.GradScaler):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # The gradients so far had the scale that is replaced. `load_state` replaces them too.
-        self._per_optimizer_states.clear()
+        self.update()
         super().load_state_dict(state_dict)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:

@@ -95,7 +95,7 @@ class JSONLinesTracker(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Write `values`, and `kwargs` beside them. With a `step`, a value of that name becomes "values.step"."""
-        row = values | kwargs
+        row = {**values, **kwargs}
         if step is not None and "step" in row:
             row["values.step"] = row.pop("step")
         self._write({"step": step, **row})
