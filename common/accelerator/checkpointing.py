@@ -294,6 +294,7 @@ def load_state(
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
         Exception: what a hook or an object met. In each case all processes raise.
     """
+    project = run.project
     load_model_func_kwargs.pop("map_location", None)
     if not with_loaders:
         run = replace(run, loaders=[])
@@ -301,9 +302,9 @@ def load_state(
     # On each disk one process verifies the checkpoint for all that read it: the one that would write a main part there.
     # The main process need not verify the newest checkpoint again, because it has verified that to find it.
     if input_dir is None:
-        if not run.project.automatic_checkpoint_naming:
+        if not project.automatic_checkpoint_naming:
             raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
-        parent = _folder_of_all(run.project)
+        parent = _folder_of_all(project)
         folder = parent / result_of_main_process(lambda: recover_newest(parent).name)
         verifies_here = run.writes_main_part and not PartialState().is_main_process
     else:
@@ -321,19 +322,13 @@ def load_state(
         _restore_gradients(run.models, saved.gradients)
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
-    if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
-        run.project.iteration = _next_iteration(run.project)
+    if project.automatic_checkpoint_naming and project.project_dir is not None:
+        # The number after the highest on the main process's disk, but no lower than that process's own. So the newer
+        # checkpoints stay if the script has gone back to an older one.
+        iteration, folders = result_of_main_process(lambda: (project.iteration, numbered(_folder_of_all(project))))
+        next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+        project.iteration = max(iteration, next_on_disk)
     return saved.step
-
-
-def _next_iteration(project: ProjectConfiguration) -> int:
-    """The number after the highest on the main process's disk, but no lower than its own number. A collective.
-
-    So the newer checkpoints stay if the script has gone back to an older one.
-    """
-    iteration, folders = result_of_main_process(lambda: (project.iteration, numbered(_folder_of_all(project))))
-    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
-    return max(iteration, next_on_disk)
 
 
 @dataclass(frozen=True)

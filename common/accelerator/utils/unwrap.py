@@ -23,9 +23,13 @@ def is_compiled_module(module: Any) -> bool:
 
 def innermost_model(model: Any) -> torch.nn.Module:
     """The model that the script made, for code that needs its modules and parameters themselves. It changes nothing."""
-    while is_compiled_module(model) or isinstance(model, (DistributedDataParallel, DataParallel)):
-        model = model._orig_mod if is_compiled_module(model) else model.module
-    return model
+    while True:
+        if is_compiled_module(model):
+            model = model._orig_mod
+        elif isinstance(model, (DistributedDataParallel, DataParallel)):
+            model = model.module
+        else:
+            return model
 
 
 def extract_model_from_parallel(
