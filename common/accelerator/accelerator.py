@@ -39,7 +39,7 @@ from .optimizer import AcceleratedOptimizer
 from .sampler import BatchSamplerShard, index_sampler_of
 from .scheduler import AcceleratedScheduler
 from .state import AcceleratorState, DistributedType, GradientState, is_initialized, reset_after_end_training
-from .tracking import GeneralTracker, select_trackers
+from .tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, select_trackers
 from .utils import fsdp_utils, other
 from .utils.constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from .utils.dataclasses import (
@@ -60,7 +60,7 @@ from .utils.dataclasses import (
     TorchDynamoPlugin,
 )
 from .utils.memory import release_memory
-from .utils.other import extract_model_from_parallel, innermost_model, is_compiled_module
+from .utils.unwrap import extract_model_from_parallel, innermost_model, is_compiled_module
 from .utils.weights import is_dtensor
 
 logger = get_logger(__name__)
@@ -733,10 +733,11 @@ class Accelerator:
         if not self.is_main_process:
             return
         init_kwargs = init_kwargs or {}
-        for choice in self.log_with:
-            tracker = choice
-            if isinstance(choice, type):  # `select_trackers` returns a class where the script has given a name
-                tracker = choice(project_name, self.logging_dir, **init_kwargs.get(tracker.name, {}))
+        for wanted in self.log_with:
+            tracker = wanted
+            if isinstance(wanted, str):
+                kwargs = init_kwargs.get(wanted, {})
+                tracker = LOGGER_TYPE_TO_CLASS[wanted](project_name, self.logging_dir, **kwargs)
             if hasattr(tracker, "start"):  # A tracker of the script's own need not have this method.
                 tracker.start()
             if config is not None:

@@ -21,9 +21,9 @@ checkpoint, save_ids.py says which parts belong to one save, and serialization.p
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from .logging import get_logger
 from .loss_scaler import LossScaler
 from .operations import broadcast_object_list, gather_object
 from .optimizer import AcceleratedOptimizer
-from .remote_errors import errors_on_all_ranks, run_on_all_ranks
+from .remote_errors import errors_on_all_ranks, result_of_main_process
 from .scheduler import AcceleratedScheduler
 from .shard import DataLoaderShard
 from .state import AcceleratorState, GradientState, PartialState
@@ -54,9 +54,9 @@ from .utils.constants import SAFE_WEIGHTS_NAME, SCALER_NAME, WEIGHTS_NAME
 from .utils.dataclasses import ProjectConfiguration
 from .utils.fsdp_utils import whole_parameters
 from .utils.modeling import load_state_dict
-from .utils.other import innermost_model
 from .utils.random import get_random_states, set_random_states
 from .utils.serialization import load_safely, save_loadable
+from .utils.unwrap import innermost_model
 from .utils.weights import under_names_of, write_safetensors
 
 logger = get_logger(__name__)
@@ -157,19 +157,24 @@ def save_state(
     if all_ranks:
         # All take both from the main process, which may have saved alone before, and then has another number.
         project.iteration, save_id = broadcast_object_list([project.iteration, uuid.uuid4().hex])
-    folder = _folder_to_save(project, output_dir)
-    if not all_ranks:
+        folder = _folder_to_save(project, output_dir)
+    else:
+        folder = _folder_to_save(project, output_dir)
         save_id = save_ids.next_id(folder, run.step % GradientState().num_steps)
     draft = draft_of_this_rank(folder)
+    # With `all_ranks` a stage ends when all ranks have done it. Else this rank goes on, and waits for nobody.
     stage = errors_on_all_ranks if all_ranks else nullcontext
-    try:  # The first three are stage 1 of the table in checkpoint_folder.py, which shows what is on the disk.
+    try:
         with stage():
             _begin_draft(run, folder, draft)
         with stage():
             weights = _weights_by_file(run, draft, safe_serialization)
         with stage():
-            _write(_contents_by_file(run, weights), draft)
+            for name, content in _contents_by_file(run, weights).items():
+                write = write_safetensors if name.endswith(".safetensors") else save_loadable
+                write(content, draft / name)
             complete_draft(draft, save_id, run.writes_main_part)
+        # The table in checkpoint_folder.py shows what is on the disk before and after each of these two.
         with stage():
             if not run.writes_main_part:
                 publish_rank_part(draft, folder, save_id)
@@ -231,10 +236,6 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
     As in the original, all objects are asked for their states after the hooks, which may have changed them. Each rank
     asks, because under FSDP, and perhaps in an object of the script, that is a collective.
     """
-    rank_state: dict[str, Any] = {"step": run.step}
-    # A script that calls no `accumulate` sets `sync_gradients` itself.
-    if run.step % GradientState().num_steps > 0 or not GradientState().sync_gradients:
-        rank_state["gradients"] = [_gradients(model) for model in run.models]
     states = {}
     for name, each in run.objects_by_file().items():
         if isinstance(each, AcceleratedOptimizer):
@@ -243,13 +244,15 @@ def _contents_by_file(run: RunState, weights: dict[str, Any]) -> dict[str, Any]:
             states[name] = each.state_dict()
     loader_states = {name: loader.state_dict() for name, loader in run.loaders_by_file().items()}
     loader_states = {name: state for name, state in loader_states.items() if state}
-    rank_state |= get_random_states(PartialState().device)
+    rank_state: dict[str, Any] = {"step": run.step, **get_random_states(PartialState().device)}
+    # A script that calls no `accumulate` sets `sync_gradients` itself.
+    if run.step % GradientState().num_steps > 0 or not GradientState().sync_gradients:
+        rank_state["gradients"] = [_gradients(model) for model in run.models]
+    if not run.writes_main_part:
+        # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
+        rank_state["loaders"] = loader_states
     rank_file = {RANDOM_STATES_FILE.format(PartialState().process_index): rank_state}
-    if run.writes_main_part:
-        return weights | states | loader_states | rank_file
-    # The loaders of each rank have read ahead, to different batches, so each part keeps its own.
-    rank_state["loaders"] = loader_states
-    return rank_file
+    return weights | states | loader_states | rank_file if run.writes_main_part else rank_file
 
 
 def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -257,14 +260,6 @@ def _gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     with whole_parameters(model):
         parameters = innermost_model(model).named_parameters()
         return {name: parameter.grad.cpu() for name, parameter in parameters if parameter.grad is not None}
-
-
-def _write(contents: dict[str, Any], folder: Path) -> None:
-    for name, content in contents.items():
-        if name.endswith(".safetensors"):
-            write_safetensors(content, folder / name)
-        else:
-            save_loadable(content, folder / name)
 
 
 def load_state(
@@ -299,59 +294,41 @@ def load_state(
         RuntimeError: if another number of objects was registered than now, or a model has other weights.
         Exception: what a hook or an object met. In each case all processes raise.
     """
+    project = run.project
     load_model_func_kwargs.pop("map_location", None)
     if not with_loaders:
         run = replace(run, loaders=[])
     PartialState().wait_for_everyone()  # Now no process is saving, so what this run has saved is complete.
-    folder = _newest_checkpoint(run.project) if input_dir is None else _absolute(input_dir)
-    # On each disk, the process that would write a main part there looks after the checkpoint for all that read it.
-    # On the main process's, `_newest_checkpoint` has done so.
-    is_known_whole = input_dir is None and PartialState().is_main_process
-    looks_after = run.writes_main_part and not is_known_whole
-    run_on_all_ranks(lambda: finish_or_warn(folder), looks_after)
-    verification = _verification(folder) if looks_after else nullcontext()
-    with errors_on_all_ranks(), verification:
-        saved = _read(run, folder, load_kwargs or {})
+    # On each disk one process verifies the checkpoint for all that read it: the one that would write a main part there.
+    # The main process need not verify the newest checkpoint again, because it has verified that to find it.
+    if input_dir is None:
+        if not project.automatic_checkpoint_naming:
+            raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
+        parent = _folder_of_all(project)
+        folder = parent / result_of_main_process(lambda: recover_newest(parent).name)
+        verifies_here = run.writes_main_part and not PartialState().is_main_process
+    else:
+        folder = _absolute(input_dir)
+        verifies_here = run.writes_main_part
+    with errors_on_all_ranks():
+        if verifies_here:
+            finish_or_warn(folder)
+    with errors_on_all_ranks():
+        read = _read_and_verify if verifies_here else _read
+        saved = read(run, folder, load_kwargs or {})
     with errors_on_all_ranks():
         _restore(run, saved, load_model_func_kwargs)
     with errors_on_all_ranks():  # Under FSDP this is a collective, so no rank may have failed before.
         _restore_gradients(run.models, saved.gradients)
     _warn_of_ranks_without_part(saved)
     _warn_of_files_without_object(run, saved, with_loaders)
-    if run.project.automatic_checkpoint_naming and run.project.project_dir is not None:
-        run.project.iteration = _next_iteration(run.project)
+    if project.automatic_checkpoint_naming and project.project_dir is not None:
+        # The number after the highest on the main process's disk, but no lower than that process's own. So the newer
+        # checkpoints stay if the script has gone back to an older one.
+        iteration, folders = result_of_main_process(lambda: (project.iteration, numbered(_folder_of_all(project))))
+        next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
+        project.iteration = max(iteration, next_on_disk)
     return saved.step
-
-
-def _newest_checkpoint(project: ProjectConfiguration) -> Path:
-    """The newest checkpoint under automatic naming, complete and undamaged on the main process's disk. A collective."""
-    if not project.automatic_checkpoint_naming:
-        raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
-    parent = _folder_of_all(project)
-    name = run_on_all_ranks(lambda: recover_newest(parent).name, PartialState().is_main_process)
-    return parent / broadcast_object_list([name])[0]
-
-
-@contextmanager
-def _verification(folder: Path) -> Iterator[None]:
-    """A block during which a thread verifies the checkpoint. What it finds is raised, and not what the block raises."""
-    with ThreadPoolExecutor() as threads:
-        verification = threads.submit(verify, folder)
-        try:
-            yield
-        finally:
-            verification.result()
-
-
-def _next_iteration(project: ProjectConfiguration) -> int:
-    """The number after the highest on the main process's disk, but no lower than its own number. A collective.
-
-    So the newer checkpoints stay if the script has gone back to an older one.
-    """
-    folders = run_on_all_ranks(lambda: numbered(_folder_of_all(project)), PartialState().is_main_process)
-    next_on_disk = int(folders[0].name.removeprefix("checkpoint_")) + 1 if folders else 0
-    (iteration,) = broadcast_object_list([max(project.iteration, next_on_disk)])
-    return iteration
 
 
 @dataclass(frozen=True)
@@ -402,6 +379,16 @@ def _read(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
     gradients = [state["gradients"] for state in rank_states.values() if "gradients" in state]
     own_state = rank_states.get(PartialState().process_index, {})
     return SavedRun(checkpoint, states, step, own_state, _mean_gradients(gradients))
+
+
+def _read_and_verify(run: RunState, folder: Path, load_kwargs: dict[str, Any]) -> SavedRun:
+    """`_read`, while a thread verifies the folder. What it finds is raised, and not what reading meets."""
+    with ThreadPoolExecutor() as threads:
+        verification = threads.submit(verify, folder)
+        try:
+            return _read(run, folder, load_kwargs)
+        finally:
+            verification.result()
 
 
 def _read_rank_states(checkpoint: Checkpoint, load_kwargs: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -468,6 +455,8 @@ def _restore(run: RunState, saved: SavedRun, load_model_func_kwargs: dict[str, A
         bare = innermost_model(model)
         weights = under_names_of(bare, _read_file(saved.checkpoint, name))
         bare.load_state_dict(weights, **load_model_func_kwargs)
+    for model in run.models:
+        model.zero_grad()  # The scaler, which is among the next, then forgets which gradients it has unscaled.
     for name, each in run.objects_by_file().items():
         each.load_state_dict(saved.states[name])
     if saved.rank_state:

@@ -17,8 +17,8 @@ class LossScaler(torch.amp.GradScaler):
         UNSCALED    `unscale_` has divided them by it, so that they can be clipped. Their step is still to come.
         STEPPED     `step` has used them, or the script has dropped them. They count in the next `update`.
 
-    `update` adapts the scale to what is STEPPED, and makes it READY. This class calls it when the scale is next used,
-    read or saved. torch's own `update` would count what is UNSCALED too, and forget that it was divided.
+    `update` adapts the scale to what is STEPPED, and makes it READY. This class calls it before the scale is used,
+    read, saved or loaded. What is UNSCALED waits: torch's `update` would count it too, and forget that it was divided.
     """
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -67,47 +67,34 @@ class LossScaler(torch.amp.GradScaler):
             self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
 
     def scale(self, outputs: Any) -> Any:
-        """`outputs` times the scale."""
-        self._update_if_due()
+        self.update()
         return super().scale(outputs)
 
     def get_scale(self) -> float:
-        self._update_if_due()
+        self.update()
         return super().get_scale()
 
     def state_dict(self) -> dict[str, Any]:
-        self._update_if_due()
+        self.update()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # The gradients so far had the scale that is replaced. `load_state` replaces them too.
-        self._per_optimizer_states.clear()
+        self.update()
         super().load_state_dict(state_dict)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Adapt the scale to the gradients that are STEPPED. Scripts may call it for optimizers of their own."""
+        """Adapt the scale to the gradients that are STEPPED, if there are any. A script may call this too."""
         states = self._per_optimizer_states
-        unscaled = {key: state for key, state in states.items() if state["stage"] is OptState.UNSCALED}
-        if unscaled and new_scale is None and not self._has_stepped():
-            return  # There is nothing to adapt the scale to, and torch's `update` would raise.
-        for key in unscaled:
-            del states[key]
-        super().update(new_scale)
-        self._per_optimizer_states.update(unscaled)  # torch begins with new states
-
-    def _update_if_due(self) -> None:
-        for state in self._per_optimizer_states.values():
+        waiting = {}
+        for key, state in list(states.items()):
             if state["stage"] is OptState.UNSCALED:
-                # The script may have dropped the gradients by `model.zero_grad()`, or the optimizer.
                 optimizer = state["optimizer"]()
-                if optimizer is None or not has_gradients(optimizer):
-                    state["stage"] = OptState.STEPPED
-        if self._has_stepped():
-            self.update()
-
-    def _has_stepped(self) -> bool:
-        states = self._per_optimizer_states.values()
-        return any(state["stage"] is OptState.STEPPED and state["found_inf_per_device"] for state in states)
+                # Without gradients, `model.zero_grad()` has dropped them, and so they count as STEPPED.
+                if optimizer is not None and has_gradients(optimizer):
+                    waiting[key] = states.pop(key)
+        if new_scale is not None or any(state["found_inf_per_device"] for state in states.values()):
+            super().update(new_scale)
+        self._per_optimizer_states.update(waiting)  # torch's `update` begins with new states
 
 
 def has_gradients(optimizer: torch.optim.Optimizer) -> bool:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .operations import gather_object
+from .operations import broadcast_object_list, gather_object
 from .state import PartialState
 
 
@@ -38,3 +38,9 @@ def run_on_all_ranks(action: Callable[[], Any], runs_here: bool = True) -> Any:
     """The result of `action()`, within `errors_on_all_ranks`, or None unless `runs_here`."""
     with errors_on_all_ranks():
         return action() if runs_here else None
+
+
+def result_of_main_process(action: Callable[[], Any]) -> Any:
+    """The result of `action()` on the main process, sent to all, who raise if it raises."""
+    result = run_on_all_ranks(action, PartialState().is_main_process)
+    return broadcast_object_list([result])[0]

@@ -94,8 +94,11 @@ class JSONLinesTracker(GeneralTracker):
         self._write({"config": values})
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Write `values`, and `kwargs` beside them."""
-        self._write({"step": step, **values, **kwargs})
+        """Write `values`, and `kwargs` beside them. With a `step`, a value of that name becomes "values.step"."""
+        row = {**values, **kwargs}
+        if step is not None and "step" in row:
+            row["values.step"] = row.pop("step")
+        self._write({"step": step, **row})
 
     def finish(self) -> None:
         self.tracker.close()
@@ -163,7 +166,7 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.close()
 
 
-LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {"tensorboard": TensorBoardTracker, "jsonl": JSONLinesTracker}
+LOGGER_TYPE_TO_CLASS: dict[str, Any] = {"tensorboard": TensorBoardTracker, "jsonl": JSONLinesTracker}
 
 
 def get_available_trackers() -> list[str]:
@@ -172,7 +175,7 @@ def get_available_trackers() -> list[str]:
 
 
 def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None) -> list[Any]:
-    """The trackers that `log_with` asks for, without repeats: classes in place of names, and objects as given.
+    """The trackers that `log_with` asks for, without repeats: names that can be started, and objects as given.
 
     Args:
         log_with: None, a name, "all" (whatever is installed, if there is a `logging_dir`), an object with the tracker's
@@ -190,29 +193,25 @@ def select_trackers(log_with: Any, logging_dir: str | os.PathLike | None = None)
         wanted = [each for each in wanted if each != "all"] + installed
     chosen: list[Any] = []
     for each in wanted:
-        tracker = _tracker_class(str(each), logging_dir) if isinstance(each, str) else each
-        if tracker not in chosen:
-            chosen.append(tracker)
+        if isinstance(each, str):
+            _require_can_start(each, logging_dir)
+        if each not in chosen:
+            chosen.append(each)
     if not chosen:
         warnings.warn(f"`log_with={log_with}`: no such tracker is installed, or `logging_dir` is missing", stacklevel=3)
     return chosen
 
 
-def _tracker_class(name: str, logging_dir: str | os.PathLike | None) -> type[GeneralTracker]:
+def _require_can_start(name: str, logging_dir: str | os.PathLike | None) -> None:
     if name not in LOGGER_TYPE_TO_CLASS:
         known = ["all", *LOGGER_TYPE_TO_CLASS]
-        raise ValueError(
-            f"Unsupported logging capability: {name}. Choose between {known}, or pass an object with the tracker's "
-            "methods"
-        )
+        hint = "or pass an object with the tracker's methods"
+        raise ValueError(f"Unsupported logging capability: {name}. Choose between {known}, {hint}")
     if name == "tensorboard" and not is_tensorboard_available():
         raise ImportError("log_with='tensorboard' needs a package that is not installed: pip install tensorboard")
     if logging_dir is None:
-        raise ValueError(
-            f"Logging with `{name}` requires a `logging_dir` to be passed in: give the Accelerator a project_dir or a "
-            "logging_dir"
-        )
-    return LOGGER_TYPE_TO_CLASS[name]
+        hint = "give the Accelerator a project_dir or a logging_dir"
+        raise ValueError(f"Logging with `{name}` requires a `logging_dir` to be passed in: {hint}")
 
 
 def to_python_values(value: Any) -> Any:

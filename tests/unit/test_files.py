@@ -1,5 +1,7 @@
 """Whole or not there: files, whoever is killed while they are written."""
 
+import os
+
 import pytest
 
 from common import files
@@ -17,3 +19,15 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         pass  # nothing was written
     assert path.read_text(encoding="utf-8") == "é\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["bytes", "note.txt"]
+
+
+def test_a_link_and_permissions_stay_and_a_pipe_is_written_directly(tmp_path):
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.touch(mode=0o640)
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_atomically(link, "new")
+    files.write_atomically(pipe, "new")
+    assert link.is_symlink() and target.stat().st_mode & 0o777 == 0o640
+    assert target.read_text() == "new" and os.read(reader, 9) == b"new"

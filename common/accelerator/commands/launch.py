@@ -111,17 +111,16 @@ def merge(config: ClusterConfig, args: argparse.Namespace) -> ClusterConfig:
     for name in FSDP_SETTINGS:
         if getattr(args, name) is not None:
             config.fsdp_config[name] = getattr(args, name)
-    if args.use_fsdp:
-        config.distributed_type = "FSDP"
     if args.cpu:
-        if config.distributed_type != "FSDP":
-            config.distributed_type = None
         config.use_cpu = True
         config.gpu_ids = "all"
+    overrules_file = args.cpu or (args.num_processes is not None and config.distributed_type == "NO")
+    if args.use_fsdp:
+        config.distributed_type = "FSDP"
     elif args.multi_gpu:
         config.distributed_type = "MULTI_GPU"
-    elif args.num_processes is not None and config.distributed_type == "NO":
-        config.distributed_type = None  # the flag overrules the file's "no distribution": the devices decide the type
+    elif overrules_file and config.distributed_type != "FSDP":
+        config.distributed_type = None  # The devices decide the type.
     config.check()
     return config
 

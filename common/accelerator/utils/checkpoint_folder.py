@@ -65,9 +65,9 @@ def complete_draft(draft: Path, save_id: str, is_main_part: bool) -> None:
         CheckpointError: if there is a symbolic link or a file with the name of a manifest among them.
     """
     rank = PartialState().process_index
-    world_size = PartialState().num_processes
     name = MANIFEST_NAME if is_main_part else RANK_MANIFEST_NAME.format(rank)
-    write_manifest(Manifest(save_id, rank, world_size, describe_files(draft)), draft / name)
+    manifest = Manifest(save_id, rank, PartialState().num_processes, describe_files(draft))
+    write_manifest(manifest, draft / name)
 
 
 def publish_rank_part(draft: Path, folder: Path, save_id: str) -> None:
@@ -158,10 +158,12 @@ def _require_places_for(names: Iterable[str], folder: Path) -> None:
     resolved = folder.resolve()
     for name in names:
         place = folder / name
-        is_below_file = any((folder / above).is_file() for above in Path(name).parents)
-        is_behind_link = place.parent.resolve() != resolved / Path(name).parent
-        if is_below_file or is_behind_link or place.is_dir():
-            raise CheckpointError(f"{place} is a folder, or behind a link or a file, where a file is to be")
+        if place.is_dir():
+            raise CheckpointError(f"{place} is a folder, where a file is to be")
+        if any((folder / above).is_file() for above in Path(name).parents):
+            raise CheckpointError(f"{place} cannot be made: there is a file in the place of one of its folders")
+        if place.parent.resolve() != resolved / Path(name).parent:
+            raise CheckpointError(f"{place} is behind a link")
 
 
 def _hidden_path(folder: Path, name: str) -> Path:

@@ -36,35 +36,32 @@ def recover_newest(parent: Path, prefix: str = "checkpoint_") -> Path:
     for folder in folders:
         finish_or_warn(folder)
     damaged: dict[Path, str] = {}
-    for newest in folders:
+    for folder in folders:
         try:
-            verify(newest)
-            break
+            verify(folder)
         except CheckpointError as error:
-            damaged[newest] = str(error)
-    else:
-        none_is_left = f"there is no complete and undamaged checkpoint in {parent}"
-        raise CheckpointError("; ".join([none_is_left, *damaged.values()]))
-    # Where nobody may write, all of this stays. The run can go on nevertheless.
+            damaged[folder] = str(error)
+        else:
+            _clear_up(parent, prefix, damaged)
+            logger.info("resuming from %s", folder)
+            return folder
+    raise CheckpointError("; ".join([f"there is no complete and undamaged checkpoint in {parent}", *damaged.values()]))
+
+
+def _clear_up(parent: Path, prefix: str, damaged: dict[Path, str]) -> None:
+    """Rename the damaged checkpoints, and remove drafts and parts. Where nobody may write, all of this stays."""
     for path, error_text in damaged.items():
         logger.warning("skipping a checkpoint: %s", error_text)
         with contextlib.suppress(OSError):
             path.rename(f"{path}.damaged-{uuid.uuid4().hex[:8]}")
-    logger.info("resuming from %s", newest)
-    for path in _leftovers(parent, prefix):
+    leftovers: list[Path] = []
+    for kind in ("draft_*", "part_*", "removed"):
+        leftovers += parent.glob(f".{glob.escape(prefix)}*.{kind}")
+    for folder in numbered(parent, prefix):
+        leftovers += folder.glob(".draft_*")
+    for path in leftovers:
         with contextlib.suppress(OSError):
             remove(path)
-    return newest
-
-
-def _leftovers(parent: Path, prefix: str) -> list[Path]:
-    """The paths that killed or failed processes have left, if all interrupted saves have been finished."""
-    found: list[Path] = []
-    for kind in ("draft_*", "part_*", "removed"):
-        found += parent.glob(f".{glob.escape(prefix)}*.{kind}")
-    for folder in numbered(parent, prefix):
-        found += folder.glob(".draft_*")
-    return found
 
 
 def remove_old_checkpoints(just_written: Path, limit: int) -> None:

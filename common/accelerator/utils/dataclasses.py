@@ -298,6 +298,29 @@ class GradientAccumulationPlugin(KwargsHandler):
             raise ValueError(f"a window has at least one micro-batch, not {self.num_steps}")
 
 
+def _to_bool(value: Any) -> bool:
+    return str_to_bool(str(value)) == 1
+
+
+def _to_name(value: Any) -> str:
+    return str(getattr(value, "name", value)).upper()  # torch has an enumeration of the kinds of state dicts
+
+
+def _to_list(value: list[str] | str | None) -> list[str] | None:
+    return value.split(",") if isinstance(value, str) else value
+
+
+# By each setting: the launcher's variable, the default, and the function that makes a value of what is given.
+_FSDP_SETTINGS: dict[str, tuple[str, Any, Callable[[Any], Any]]] = {
+    "fsdp_version": ("FSDP_VERSION", 1, int),
+    "reshard_after_forward": ("FSDP_RESHARD_AFTER_FORWARD", True, _to_bool),
+    "auto_wrap_policy": ("FSDP_AUTO_WRAP_POLICY", "NO_WRAP", _to_name),
+    "cpu_offload": ("FSDP_OFFLOAD_PARAMS", False, _to_bool),
+    "state_dict_type": ("FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT", _to_name),
+    "activation_checkpointing": ("FSDP_ACTIVATION_CHECKPOINTING", False, _to_bool),
+    "transformer_cls_names_to_wrap": ("FSDP_TRANSFORMER_CLS_TO_WRAP", None, _to_list),
+    "min_num_params": ("FSDP_MIN_NUM_PARAMS", 0, int),
+}
 _OF_FSDP_1 = ("backward_prefetch", "sync_module_states", "use_orig_params")
 _FSDP_WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
@@ -344,32 +367,23 @@ class FullyShardedDataParallelPlugin:
     use_orig_params: bool | None = None
 
     def __post_init__(self) -> None:
-        self.fsdp_version = int(_given_or_env(self.fsdp_version, "FSDP_VERSION", 1))
-        self.reshard_after_forward = self._flag("reshard_after_forward", "FSDP_RESHARD_AFTER_FORWARD", True)
-        policy = _given_or_env(self.auto_wrap_policy, "FSDP_AUTO_WRAP_POLICY", "NO_WRAP")
-        if callable(policy):
+        if callable(self.auto_wrap_policy):
             raise NotImplementedError("an auto_wrap_policy that is a function is out of scope: name a policy")
-        self.auto_wrap_policy = str(policy).upper()
-        self.cpu_offload = self._flag("cpu_offload", "FSDP_OFFLOAD_PARAMS", False)
-        kind = _given_or_env(self.state_dict_type, "FSDP_STATE_DICT_TYPE", "FULL_STATE_DICT")
-        self.state_dict_type = str(getattr(kind, "name", kind)).upper()  # torch has an enumeration of the kinds
-        self.activation_checkpointing = self._flag("activation_checkpointing", "FSDP_ACTIVATION_CHECKPOINTING", False)
-        names = _given_or_env(self.transformer_cls_names_to_wrap, "FSDP_TRANSFORMER_CLS_TO_WRAP", None)
-        self.transformer_cls_names_to_wrap = names.split(",") if isinstance(names, str) else names
-        self.min_num_params = int(_given_or_env(self.min_num_params, "FSDP_MIN_NUM_PARAMS", 0))
+        for name, (variable, default, convert) in _FSDP_SETTINGS.items():
+            value = getattr(self, name)
+            if value is None:
+                value = os.environ.get(variable, default)
+            try:
+                setattr(self, name, convert(value))
+            except ValueError:
+                expected = "a whole number" if convert is int else "true or false"
+                raise ValueError(f"{name} must be {expected}, not {value!r}") from None
         self.without_effect = []
         for name in _OF_FSDP_1:
-            if _given_or_env(getattr(self, name), f"FSDP_{name.upper()}", None) is not None:
+            if getattr(self, name) is not None or f"FSDP_{name.upper()}" in os.environ:
                 self.without_effect.append(name)
             setattr(self, name, None)
         self._require_scope()
-
-    def _flag(self, name: str, variable: str, default: bool) -> bool:
-        value = _given_or_env(getattr(self, name), variable, default)
-        try:
-            return str_to_bool(str(value)) == 1
-        except ValueError:
-            raise ValueError(f"{name} must be true or false, not {value!r}") from None
 
     def _require_scope(self) -> None:
         if self.fsdp_version != 2:
@@ -390,10 +404,6 @@ class FullyShardedDataParallelPlugin:
             logger.warning(f"{name} has no effect: it is a setting of FSDP's version 1")
         if self.state_dict_type == "SHARDED_STATE_DICT":
             logger.warning("state_dict_type=SHARDED_STATE_DICT has no effect: checkpoints hold whole tensors")
-
-
-def _given_or_env(given: Any, variable: str, default: Any) -> Any:
-    return os.environ.get(variable, default) if given is None else given
 
 
 @dataclass
@@ -420,8 +430,7 @@ class TorchDynamoPlugin(KwargsHandler):
     disable: bool = False
 
     def __post_init__(self) -> None:
-        backend_name = str(self.backend or "no").upper()
-        self.backend = DynamoBackend(backend_name)
+        self.backend = DynamoBackend(str(self.backend or "no").upper())
 
     def to_dict(self) -> dict[str, Any]:
         """The attributes, with the backend by the name that torch has for it."""

@@ -9,7 +9,7 @@ import torch
 
 from .constants import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from .imports import is_peft_available
-from .other import extract_model_from_parallel
+from .unwrap import extract_model_from_parallel
 from .weights import under_names_of
 
 logger = logging.getLogger(__name__)

@@ -1,16 +1,15 @@
-"""Small helpers for scripts: one object in a file, ports, and what is inside a wrapped model."""
+"""Small helpers for scripts: one object in a file, and ports."""
 
 import socket
-import sys
 from typing import Any
 
 import torch
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from common.files import atomic_write
 
 from ..state import PartialState
 from .serialization import types_of_numpy
+from .unwrap import extract_model_from_parallel, is_compiled_module  # noqa: F401  # the original has them here
 from .weights import write_safetensors
 
 
@@ -57,54 +56,6 @@ def load(f: Any, map_location: Any = None, **kwargs: Any) -> Any:
     settings = {"weights_only": True, **kwargs}
     with torch.serialization.safe_globals(types_of_numpy()):
         return torch.load(f, map_location=map_location, **settings)
-
-
-def is_compiled_module(module: Any) -> bool:
-    """True if `module` is what `torch.compile` returned for a module."""
-    # Importing torch._dynamo takes long. Whoever has compiled something has imported it.
-    if "torch._dynamo" not in sys.modules:
-        return False
-    return isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
-
-
-def innermost_model(model: Any) -> torch.nn.Module:
-    """The model that the script made, inside compiled models, DistributedDataParallel and DataParallel in any order.
-
-    This is for code that needs the modules and parameters themselves. It changes nothing.
-    """
-    while is_compiled_module(model) or isinstance(model, (DistributedDataParallel, DataParallel)):
-        model = model._orig_mod if is_compiled_module(model) else model.module
-    return model
-
-
-def extract_model_from_parallel(
-    model: Any, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
-) -> torch.nn.Module:
-    """The model inside DistributedDataParallel or DataParallel, as `Accelerator.unwrap_model` gives it.
-
-    This is for a script that wants to call or save its model. Unlike `innermost_model`, it keeps a compiled model
-    compiled by default.
-
-    Args:
-        model: prepared or not.
-        keep_fp32_wrapper: leave the forward as `prepare` made it for mixed precision. Otherwise the model, and with it
-            the prepared one, has the script's own forward from then on.
-        keep_torch_compile: return a compiled model compiled. It holds the unwrapped model from then on.
-    """
-    compiled = None
-    if is_compiled_module(model):
-        compiled = model
-        model = model._orig_mod
-    while isinstance(model, (DistributedDataParallel, DataParallel)):
-        model = model.module
-    if not keep_fp32_wrapper:
-        original_forward = model.__dict__.pop("_original_forward", None)
-        if original_forward is not None:
-            model.forward = original_forward
-    if compiled is not None and keep_torch_compile:
-        compiled._orig_mod = model
-        return compiled
-    return model
 
 
 def wait_for_everyone() -> None:

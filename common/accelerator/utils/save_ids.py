@@ -1,8 +1,9 @@
-"""Ids of saves: two parts belong to one save if they have the same id.
+"""Ids of saves. The parts of one checkpoint on the disk are those that have the same id.
 
-Ids have to differ only between saves into one folder. With `all_ranks=True` rank 0 sends its id to the others. Else no
-rank waits for another, and each derives the same id from what all of them know: the name of the run, the number of
-collectives so far, the micro-batches since the last optimizer step, and the number of saves into the folder since then.
+At the same `save_state` all ranks get the same id, though none waits for another. Two saves into one folder have
+different ids, and so have two runs. With `all_ranks=True` rank 0 sends its id to the others. Else each rank derives it
+from what all of them know: the name of the run, the number of collectives so far, the micro-batches since the last
+optimizer step, and the number of saves into the folder since then.
 
     save_state("a")                         run-5-0-1
     if is_main_process: save_state("b")     run-5-0-1, into another folder
@@ -10,14 +11,13 @@ collectives so far, the micro-batches since the last optimizer step, and the num
     with accumulate(): … ; save_state("a")  run-5-1-1, where the window goes on, so no gradient was averaged
     wait_for_everyone(); save_state("a")    run-6-1-1
 
-This works because all ranks have entered the same collectives when they come to a line of the script. Without
-`all_ranks`, it fails in three cases. In the last two the newest checkpoint has no part of rank 1, and loading says so:
+Three things break the promise. Then the newest checkpoint has no part of rank 1, and loading says so:
 
-- The main process saves "a" alone, and then all ranks save "a" with no collective between, at the same place of a
-  window. The part of rank 1 belongs to what the main process has saved alone: if rank 0 fails, it is the newest.
-- The main process saves alone under automatic naming. From then on it writes checkpoint_1, and rank 1 its part of
-  checkpoint_0, until `load_state()` or a save with `all_ranks=True` tells all ranks the number of rank 0.
-- The script calls `send`, `recv` or `monitored_barrier` on gloo, which counts them too, but not equally on all ranks.
+    rank 0 saves "a" alone, and then all do,  Rank 1's part belongs to what rank 0 has saved alone. That is the newest
+    with no collective between                checkpoint if rank 0 fails in the second save.
+    rank 0 saves alone under automatic        From then on rank 0 writes checkpoint_1, and rank 1 its part of
+    naming                                    checkpoint_0, until `load_state()` or a save with `all_ranks=True`.
+    `send`, `recv`, `monitored_barrier`       gloo counts these too, but not equally on all ranks.
 """
 
 import uuid

@@ -215,6 +215,7 @@ def test_a_script_may_unscale_gradients_and_clip_them_by_torch():
     accelerator.unscale_gradients()
     accelerator.unscale_gradients(optimizer.optimizer)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+    accelerator.scaler.load_state_dict(accelerator.scaler.state_dict())  # changes nothing
     optimizer.step()
     assert_steps_in_float32(model, max_norm=0.2)
 

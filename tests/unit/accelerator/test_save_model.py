@@ -88,14 +88,10 @@ def test_save_and_load_read_the_files_of_accelerate_and_the_reverse(tmp_path):
         assert numpy.array_equal(found["a"], state["a"]) and torch.equal(found["b"], state["b"])
 
 
-def test_a_save_that_fails_leaves_the_file_of_before_and_no_other(accelerator, tmp_path, monkeypatch):
-    def fail(*args):
-        raise OSError("no")
-
+def test_a_save_that_fails_leaves_the_file_of_before_and_no_other(accelerator, tmp_path):
     accelerator.save({"a": torch.ones(2)}, tmp_path / "file")
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="no"):
-        patched.setattr(torch, "save", fail)
-        accelerator.save({"a": torch.zeros(2)}, tmp_path / "file")
+    with pytest.raises(TypeError, match="cannot pickle"):
+        accelerator.save({"a": torch.zeros(2), "b": (each for each in "a generator")}, tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert torch.equal(utils.load(tmp_path / "file")["a"], torch.ones(2))
 
