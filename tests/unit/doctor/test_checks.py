@@ -253,7 +253,7 @@ def test_an_end_is_explained_by_the_rank_that_did_not_lose_another_one(of_rank_0
     "noted, exit_code, why_stopped, printed, reason",
     [
         (End("crash", "ValueError: no disk"), -9, "no progress", "DistNetworkError", "crash"),
-        (End("crash", run_script.one_line(RAISED_FROM, Path("t.py"))), 1, "", "", "lost"),
+        (End("crash", run_script.one_line(RAISED_FROM)), 1, "", "", "lost"),
         (End(), -9, "no progress", "", "stopped"),
         (End(), -9, "", "caught DistNetworkError", "crash"),
         (End(), -6, "", "c10::DistBackendError", "lost"),
