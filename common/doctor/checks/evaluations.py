@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import chain
 
 from common.doctor.checks.alignment import NO_INDICES, across_ranks, are_indexed_alike
+from common.doctor.checks.epochs import evaluations, has_forwards, indices_of
 from common.doctor.checks.samples import has_repeated
 from common.doctor.record import Epoch, Record
 from common.doctor.results import Finding, Passed, Result, Skipped, overall
@@ -12,10 +13,10 @@ from common.doctor.results import Finding, Passed, Result, Skipped, overall
 def check_evaluation_samples(records: list[Record]) -> Result:
     if any(record.is_sharded for record in records):
         return Skipped("a sharded network needs equally many batches, and the script may drop what is repeated")
-    of_ranks = [record.evaluations for record in records]
+    of_ranks = [evaluations(record) for record in records]
     if len({len(epochs) for epochs in of_ranks}) > 1:
         return Skipped("the ranks made different numbers of evaluations")
-    trained_on = [epoch.dataset for epoch in records[0].epochs if epoch.has_forwards]
+    trained_on = [epoch.dataset for epoch in records[0].epochs if has_forwards(epoch)]
     results: list[Result] = []
     for number, epochs in enumerate(across_ranks(of_ranks)):
         # On training data the script may only renew BatchNorm's statistics.
@@ -40,7 +41,7 @@ def _judge_evaluation(number: int, epochs: tuple[Epoch, ...]) -> Result:
         return Skipped(NO_INDICES)
     if any(epoch.available != epochs[0].available for epoch in epochs):
         return Skipped("each rank evaluates a Subset of its own")
-    shares = [epoch.indices for epoch in epochs]
+    shares = [indices_of(epoch) for epoch in epochs]
     if any(map(has_repeated, shares)):
         return Skipped("a rank repeats samples of its own, and may drop them")
     readers = Counter(chain.from_iterable(shares))  # the number of ranks that have read a sample

@@ -1,7 +1,4 @@
-"""Files: one rank writes each file, with the keys of the bare network.
-
-Noted for each `torch.save`: the path, and the keys of the state dicts in what is saved.
-"""
+"""Files: one rank writes each file, with the keys of the bare network."""
 
 import os
 from collections import defaultdict

@@ -1,7 +1,6 @@
 """Optimizers: their parameters, their learning rates, the schedule, and the micro-batches of a step.
 
-Noted for each step: the learning rates, and the number of forwards in training since the step before. The schedule and
-the micro-batches are asked of rank 0 alone: the ranks run one script, and make such mistakes alike.
+The schedule and the micro-batches are asked of rank 0 alone: the ranks run one script, and make such mistakes alike.
 """
 
 import itertools
