@@ -46,8 +46,7 @@ def run(folder: Path, last_step: int | None, script: Path, arguments: list[str])
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
             line = line_of(error, script)
-            text = one_line(error)
-            recorder.finish("crash", f"{line}: {text}" if line else text, line)
+            recorder.finish("crash", f"{line}: {one_line(error)}".removeprefix(": "), line)
             raise
     recorder.finish("finished")
 

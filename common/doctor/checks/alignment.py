@@ -23,14 +23,13 @@ def are_indexed_alike(epochs: tuple[Epoch, ...]) -> bool:
 
 
 class UnevenEpoch(NamedTuple):
-    """An epoch in which a rank has come to its end with fewer batches than another rank has read."""
-
     number: int
     counts: str  # "rank 0 has 9 batches, rank 1 has 8 batches"
     steps_before_last_batch: int  # optimizer steps of the rank that has fewest batches
 
 
 def first_uneven(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
+    """The first epoch in which a rank has come to its end with fewer batches than another rank has read."""
     for number, epochs in enumerate(across_ranks(of_ranks)):
         batches = [len(epoch.batches) for epoch in epochs]
         shorter = [epoch for epoch in epochs if epoch.complete and len(epoch.batches) < max(batches)]

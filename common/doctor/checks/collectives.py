@@ -71,7 +71,6 @@ def judge_uneven_training(records: list[Record], positions: str) -> Finding | No
 
 
 def judge_uneven_evaluation(records: list[Record], positions: str) -> Finding | None:
-    """A finding if a batch more makes a rank wait. Without shards it does so only where each batch communicates."""
     uneven = first_uneven(map(evaluations, records))
     if uneven is None:
         return None
@@ -79,13 +78,11 @@ def judge_uneven_evaluation(records: list[Record], positions: str) -> Finding | 
     advice = f"give all ranks equally many batches: {why_evaluations_wait(records)}"
     if any(record.is_sharded for record in records):
         return Finding(text, advice, pitfall="uneven_evaluation")
-    if any(map(is_evaluating, records)) and not possible_causes(records):
-        return Finding(text, advice)
-    return None
+    is_cause = any(map(is_evaluating, records)) and not possible_causes(records)
+    return Finding(text, advice) if is_cause else None
 
 
 def judge_evaluation_of_some_ranks(records: list[Record], positions: str) -> Finding | None:
-    """A finding if some ranks evaluate and others do not, and no call of a collective explains the wait better."""
     begun = [len(evaluations(record)) for record in records]
     if len(set(begun)) == 1 or possible_causes(records):
         return None
@@ -118,9 +115,8 @@ def is_evaluating(record: Record) -> bool:
 
 
 def waits_in_forward(record: Record) -> bool:
-    """True if the rank waits in an evaluation, but in no collective that the script calls: a forward has called it."""
-    lines = {call.line for call in record.collectives}
-    return is_evaluating(record) and record.waits_in not in lines
+    """True if the rank waits in an evaluation, but in no collective that the script calls: so the forward calls it."""
+    return is_evaluating(record) and all(record.waits_in != call.line for call in record.collectives)
 
 
 def calls_of_some_ranks(records: list[Record]) -> dict[Call, list[str]]:

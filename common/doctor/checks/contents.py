@@ -90,17 +90,15 @@ def _contents_by_index(epoch: Epoch) -> dict[int, Content]:
 
 
 def agreement_by_part(reads: list[TwoReads]) -> dict[int, float]:
-    """How often a part of a sample is the same in two reads, from 0 to 1, for each part by its place.
+    """How often each part of a sample, by its place, is the same in two reads: from 0 to 1, if MIN_SAMPLES reads count.
 
     Other samples may have the same label by chance. So a read counts only if its part is rare enough to tell:
 
-    first  second  next   where most samples are birds
-    bird   bird    dog    does not count: another sample is probably a bird too
-    cat    cat     cat    does not count: in a folder that is sorted by label, another rank's files may be cats too
-    cat    cat     dog    the same
-    cat    dog     dog    not the same
-
-    A part of which fewer than MIN_SAMPLES reads count is left out.
+    first  second  next  where most samples are birds
+    bird   bird    dog   does not count: another sample is probably a bird too
+    cat    cat     cat   does not count: in a folder that is sorted by label, another rank's files may be cats too
+    cat    cat     dog   the same
+    cat    dog     dog   not the same
     """
     agreement: dict[int, float] = {}
     parts = min((len(content) for read in reads for content in read), default=0)

@@ -53,10 +53,8 @@ class OptimizerObserver:
             os._exit(0)  # no `finally` of the script shall wait for other ranks
 
     def _note_parameters(self) -> None:
-        in_optimizers: set[nn.Parameter] = set()
-        for optimizer in self._numbers:
-            for group in optimizer.param_groups:
-                in_optimizers.update(group["params"])
+        groups = [group for optimizer in self._numbers for group in optimizer.param_groups]
+        in_optimizers = {parameter for group in groups for parameter in group["params"]}
         in_networks: set[nn.Parameter] = set()
         self._record.trained_in_no_optimizer = []
         for module, network in self._networks.items():
@@ -70,8 +68,7 @@ class OptimizerObserver:
 def check_parameters(records: list[Record]) -> Result:
     """A Finding if the optimizers lack parameters of the networks, and have others instead; else Passed.
 
-    Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
-    together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
+    Either alone may be meant, as where a part is frozen by leaving it out. Both together are a part that was replaced.
     """
     has_trained = [record.steps and any(network.forwards for network in record.networks) for record in records]
     if not any(has_trained):

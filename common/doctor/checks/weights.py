@@ -91,23 +91,19 @@ def _judge_weights(networks: tuple[Network, ...], records: list[Record]) -> Resu
 def explain_difference(text: str, networks: tuple[Network, ...], records: list[Record]) -> Result:
     """The result where the weights differ as `text` says: by the first cause that the records show."""
     return (
-        judge_changed_parameters(text, networks)
-        or judge_past_wrapper(text, networks)
-        or judge_missing_wrapper(text, networks, records)
+        judge_wrapper(text, networks)
+        or judge_missing_wrapper(text, networks, records[0])
         or judge_other_causes(text, records)
     )
 
 
-def judge_changed_parameters(text: str, networks: tuple[Network, ...]) -> Result | None:
+def judge_wrapper(text: str, networks: tuple[Network, ...]) -> Result | None:
+    """A finding if the wrapper has other parameters than the network, or does not see all of its forwards."""
     changed = max(len(network.changed) for network in networks)
-    if not changed:
-        return None
-    text = f"{text}: {changed} parameters are not those that DistributedDataParallel wrapped"
-    advice = "move, convert and unfreeze the network first, and wrap it last"
-    return Finding(text, advice, pitfall="moved_after_wrapping")
-
-
-def judge_past_wrapper(text: str, networks: tuple[Network, ...]) -> Result | None:
+    if changed:
+        text = f"{text}: {changed} parameters are not those that DistributedDataParallel wrapped"
+        advice = "move, convert and unfreeze the network first, and wrap it last"
+        return Finding(text, advice, pitfall="moved_after_wrapping")
     worst = max(networks, key=lambda network: network.past_wrapper)
     if not worst.past_wrapper:
         return None
@@ -115,14 +111,13 @@ def judge_past_wrapper(text: str, networks: tuple[Network, ...]) -> Result | Non
     return Finding(text, "call the wrapper in training, not its `.module`", pitfall="forward_through_module")
 
 
-def judge_missing_wrapper(text: str, networks: tuple[Network, ...], records: list[Record]) -> Result | None:
+def judge_missing_wrapper(text: str, networks: tuple[Network, ...], record: Record) -> Result | None:
     """A result if no wrapper holds the network, and the script does not average its gradients by itself either."""
     if any(network.wrapped for network in networks):
         return None
-    steps = len(records[0].steps)
-    if has_exchanged(networks[0], records[0], steps):
+    exchanges = [has_exchanged(networks[0], record, step) for step in range(len(record.steps) + 1)]
+    if exchanges[-1]:
         return Skipped("they may be averaged after the last step, which no forward in training follows")
-    exchanges = [has_exchanged(networks[0], records[0], step) for step in range(steps + 1)]
     if sum(exchanges) / len(exchanges) >= GRADIENTS_ARE_AVERAGED:
         return None
     text = f"{text}: no DistributedDataParallel holds the network"

@@ -1,0 +1,132 @@
+"""The samples of epochs and of evaluations, and the contents by which ranks are seen to read the same ones."""
+
+import functools
+
+import pytest
+import torch
+
+from common.doctor.checks import samples
+from common.doctor.checks.contents import contents_of, count_samples
+from common.doctor.record import Record
+from common.doctor.results import Finding, Passed, Skipped
+from tests.unit.doctor.records import epoch_of, shuffled
+
+PARTS = [[shuffled(epoch)[rank::2] for rank in range(2)] for epoch in range(4)]  # four epochs of two ranks
+# The contents of a sample, an image and a label, by the rank and the epoch that read it.
+CONTENTS = {
+    "same": lambda rank, epoch, sample: (sample, sample % 20 == 0),
+    "of each rank": lambda rank, epoch, sample: (1000 * rank + sample, sample % 20 == rank),
+    "augmented": lambda rank, epoch, sample: (9000 * rank + 1000 * epoch + sample, sample % 7),
+    "new with each read": lambda rank, epoch, sample: (
+        9000 * rank + 1000 * epoch + sample,
+        (sample + rank + epoch) % 7,
+    ),
+}
+
+
+def ranks_that_read(*epochs: list[list[int]], contents: str = "same") -> list[Record]:
+    """The records of ranks: an epoch has a list of samples for each of them."""
+    records = [Record(rank) for rank in range(len(epochs[0]))]
+    for number, orders in enumerate(epochs):
+        for one, order in zip(records, orders, strict=True):
+            one.epochs.append(epoch_of(order, functools.partial(CONTENTS[contents], one.rank, number)))
+    return records
+
+
+@pytest.mark.parametrize(
+    "contents, verdict_on_datasets",
+    [("same", Passed), ("augmented", Passed), ("new with each read", Skipped), ("of each rank", Finding)],
+)
+def test_parts_of_one_order_are_right_and_show_if_the_datasets_are_alike(contents, verdict_on_datasets):
+    records = ranks_that_read(*PARTS, contents=contents)
+    assert samples.check_training_samples(records) == Passed()
+    assert isinstance(samples.check_datasets(records), verdict_on_datasets)
+    records[0].epochs[0].available = range(9000)  # of which few were read, so that none was read twice by chance
+    assert samples.check_training_samples(records) != Passed()
+
+
+def test_ranks_that_read_all_samples_of_one_dataset_are_found():
+    in_one_order = ranks_that_read([shuffled(0), shuffled(0)])
+    in_their_own = ranks_that_read([shuffled(0), shuffled(1)])
+    assert "in the same order" in samples.check_training_samples(in_one_order).text
+    assert samples.check_training_samples(in_their_own).pitfall == "different_orders"
+    assert isinstance(samples.check_datasets(in_one_order), Skipped)
+
+
+@pytest.mark.parametrize(
+    "of_ranks, contents",
+    [
+        pytest.param([shuffled(0), shuffled(1)], "of each rank", id="data of its own"),
+        pytest.param([shuffled(0)[rank % 2 :: 2] for rank in range(4)], "same", id="two parts for four ranks"),
+        pytest.param([2 * shuffled(0), 2 * shuffled(1)], "same", id="with replacement"),
+    ],
+)
+def test_samples_that_may_be_meant_to_be_read_twice_are_not_judged(of_ranks, contents):
+    records = ranks_that_read(of_ranks, contents=contents)
+    assert isinstance(samples.check_training_samples(records), Skipped)
+    assert isinstance(samples.check_datasets(records), Skipped)
+
+
+def test_datasets_are_compared_where_their_numbers_were_dealt_out():
+    records = ranks_that_read(*[[shuffled(0), shuffled(1)]] * 2, contents="of each rank")
+    for one in records:
+        one.epochs += [epoch_of(parts[one.rank], dataset=1) for parts in PARTS]
+    assert samples.check_datasets(records) == Passed()
+
+
+@pytest.mark.parametrize("seeds, kind", [((0, 0), Finding), ((0, 1), Passed)])
+def test_two_datasets_that_are_read_in_turn_are_shuffled_anew_each(seeds, kind):
+    epochs = [epoch_of(shuffled(seed), dataset=dataset) for seed in seeds for dataset in range(2)]
+    dry_run = epoch_of(shuffled(0)[:16], batch_size=16)
+    assert isinstance(samples.check_orders([Record(0, epochs=[dry_run, *epochs, dry_run])]), kind)
+
+
+@pytest.mark.parametrize("forwards", [[], [2, 2], [0]])
+def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it(forwards):
+    records = ranks_that_read([shuffled(0), shuffled(0)])
+    for batch in records[1].epochs[0].batches[::2]:
+        batch.forwards = forwards
+    assert isinstance(samples.check_training_samples(records), Skipped)
+
+
+def ranks_that_evaluate(of_rank_0: list[int], of_rank_1: list[int]) -> list[Record]:
+    orders = enumerate((of_rank_0, of_rank_1))
+    return [Record(rank, epochs=[epoch_of(order, batch_size=1, length=6, trained=False)]) for rank, order in orders]
+
+
+@pytest.mark.parametrize(
+    "of_rank_0, of_rank_1, kind",
+    [
+        pytest.param([0, 2, 4], [1, 3, 5], Passed, id="each once"),
+        pytest.param([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], Passed, id="all on each rank"),
+        pytest.param([0, 2, 4], [5, 1, 3, 0], Finding, id="filled up"),
+        pytest.param([0, 2, 4], [5, 1, 3, 5], Skipped, id="filled up by its own"),
+        pytest.param([0, 2, 4], [2, 5, 1, 3], Skipped, id="no padding"),
+        pytest.param([0, 1, 2, 3], [0, 1, 2, 3], Skipped, id="dropped on each rank"),
+    ],
+)
+def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_rank_1, kind):
+    result = samples.check_evaluation_samples(ranks_that_evaluate(of_rank_0, of_rank_1))
+    assert isinstance(result, kind)
+    assert kind is not Finding or result.text.startswith("1 of 6 samples are")
+
+
+def test_evaluations_are_compared_if_all_ranks_make_them_on_data_that_are_not_trained_on():
+    records = ranks_that_evaluate([0, 2, 4], [1, 3, 5])
+    records[0].epochs *= 2
+    assert isinstance(samples.check_evaluation_samples(records), Skipped)
+    records[0].epochs[1] = epoch_of(range(8))
+    assert isinstance(samples.check_evaluation_samples(records), Skipped)
+    for epoch in records[0].epochs + records[1].epochs:
+        epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
+    assert isinstance(samples.check_evaluation_samples(records), Skipped)
+
+
+def test_samples_that_are_not_stacked_have_contents_too():
+    images_and_boxes = [(torch.ones(3, 8), torch.ones(4)), (torch.ones(3, 9), torch.ones(5))]
+    assert len(set(contents_of(tuple(zip(*images_and_boxes, strict=True)), 2))) == 2
+    assert contents_of([image for image, _ in images_and_boxes], 2) == contents_of(torch.eye(2).to_sparse(), 2) == []
+    assert count_samples(([torch.ones(3, 8, 8)] * 2,), {}) == count_samples((), {"x": torch.ones(2, 3)}) == 2
+    assert len(contents_of(torch.ones(2, 3, dtype=torch.complex64).conj(), 2)) == 2
+    with_a_field_items = type("Named", (tuple,), {"items": None})
+    assert len(contents_of(with_a_field_items([torch.ones(2, 3)]), 2)) == 2
