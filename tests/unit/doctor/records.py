@@ -1,19 +1,6 @@
-"""Parts of records that are made by hand, as observers would note them."""
+"""What the tests of the checks share: an epoch as the observers would note it."""
 
-import torch
-
-from common.doctor.record import Batch, End, Epoch, Network, Record, Step
-
-STOPPED = End("stopped", "no rank made progress for 60 s")
-
-
-def trained() -> list[Record]:
-    """Two ranks that have made eight steps with one network."""
-    return [Record(rank, steps=[Step([0.1], 1)] * 8, networks=[Network(forwards=1)]) for rank in range(2)]
-
-
-def shuffled(seed: int) -> list[int]:
-    return torch.randperm(1000, generator=torch.Generator().manual_seed(seed)).tolist()
+from common.doctor.record import Batch, Epoch
 
 
 def epoch_of(order, content=lambda sample: (sample,), batch_size=4, length=1000, trained=True, dataset=0):

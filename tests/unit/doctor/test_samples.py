@@ -1,15 +1,23 @@
-"""The samples of epochs and of evaluations, and the contents by which ranks are seen to read the same ones."""
+"""Samples: how ranks read them in epochs and evaluations, and what is noted of the loaders that hand them out."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, Subset
 
 from common.doctor.checks import samples
 from common.doctor.checks.contents import contents_of, count_samples
+from common.doctor.checks.loaders import LoaderObserver
 from common.doctor.record import Record
 from common.doctor.results import Finding, Passed, Skipped
-from tests.unit.doctor.records import epoch_of, shuffled
+from tests.unit.doctor.records import epoch_of
+
+
+def shuffled(seed: int) -> list[int]:
+    return torch.randperm(1000, generator=torch.Generator().manual_seed(seed)).tolist()
+
 
 PARTS = [[shuffled(epoch)[rank::2] for rank in range(2)] for epoch in range(4)]  # four epochs of two ranks
 # The contents of a sample, an image and a label, by the rank and the epoch that read it.
@@ -17,10 +25,7 @@ CONTENTS = {
     "same": lambda rank, epoch, sample: (sample, sample % 20 == 0),
     "of each rank": lambda rank, epoch, sample: (1000 * rank + sample, sample % 20 == rank),
     "augmented": lambda rank, epoch, sample: (9000 * rank + 1000 * epoch + sample, sample % 7),
-    "new with each read": lambda rank, epoch, sample: (
-        9000 * rank + 1000 * epoch + sample,
-        (sample + rank + epoch) % 7,
-    ),
+    "new": lambda rank, epoch, sample: (9000 * rank + 1000 * epoch + sample, (sample + rank + epoch) % 7),
 }
 
 
@@ -35,7 +40,7 @@ def ranks_that_read(*epochs: list[list[int]], contents: str = "same") -> list[Re
 
 @pytest.mark.parametrize(
     "contents, verdict_on_datasets",
-    [("same", Passed), ("augmented", Passed), ("new with each read", Skipped), ("of each rank", Finding)],
+    [("same", Passed), ("augmented", Passed), ("new", Skipped), ("of each rank", Finding)],
 )
 def test_parts_of_one_order_are_right_and_show_if_the_datasets_are_alike(contents, verdict_on_datasets):
     records = ranks_that_read(*PARTS, contents=contents)
@@ -130,3 +135,47 @@ def test_samples_that_are_not_stacked_have_contents_too():
     assert len(contents_of(torch.ones(2, 3, dtype=torch.complex64).conj(), 2)) == 2
     with_a_field_items = type("Named", (tuple,), {"items": None})
     assert len(contents_of(with_a_field_items([torch.ones(2, 3)]), 2)) == 2
+
+
+@pytest.mark.parametrize(
+    "dataset, order, kind",
+    [
+        (range(40), range(39, -1, -1), Finding),
+        (Subset(range(40), range(39, -1, -1)), range(30), Skipped),  # as random_split has made it
+        (range(41), [*range(1, 41, 2), 0], Skipped),  # filled up
+    ],
+)
+def test_epochs_are_alike_by_mistake_if_they_are_shuffled(dataset, order, kind, recorder):
+    LoaderObserver(recorder).install()
+    loader = DataLoader(dataset, batch_sampler=torch.tensor(order).split(4))
+    for _ in range(2):
+        list(loader)
+    for epoch in recorder.record.epochs:
+        epoch.batches[0].forwards.append(4)
+        epoch.batches[-1].steps = 1
+    assert isinstance(samples.check_orders([recorder.record]), kind)
+
+
+def test_loaders_of_one_data_set_read_the_same_and_those_of_others_do_not(recorder):
+    LoaderObserver(recorder).install()
+    for number in range(12):
+        data = range(4 + number)  # a new one, which nothing else holds
+        list(DataLoader(data))
+        list(DataLoader(data))
+    assert len({epoch.dataset for epoch in recorder.record.epochs}) == 12
+    list(DataLoader(range(4), num_workers=1, in_order=False))
+    assert [batch.indices for batch in recorder.record.epochs[-1].batches] == [[]] * 4
+
+
+def test_a_forward_is_with_the_newest_batch_while_its_loader_is_read(recorder):
+    observer = LoaderObserver(recorder)
+    observer.install()
+    iterator = iter(DataLoader(Subset(range(9), [4, 99, 8])))
+    next(iterator)
+    with pytest.raises(IndexError):  # the script reads on
+        next(iterator)
+    next(iterator)
+    assert observer.batch_in_use().indices == [8]
+    del iterator  # `break`, or the end
+    assert observer.batch_in_use() is None
+    list(ThreadPoolExecutor().submit(iter, DataLoader(range(2))).result())  # of another thread: unseen, and no error
