@@ -120,9 +120,8 @@ class Record:
     has_joined: bool = False  # True if it was in a Join, in which ranks may have different numbers of batches
 
     steps: list[Step] = field(default_factory=list)
-    # After the last of the first steps:
-    optimized_in_no_network: int = 0  # parameters of optimizers that no network has, and that have no gradient
-    trained_in_no_optimizer: list[str] = field(default_factory=list)  # the names of those that have a gradient
+    optimized_in_no_network: int = 0  # parameters of optimizers without a gradient, after the first steps
+    trained_in_no_optimizer: list[str] = field(default_factory=list)  # parameters of trained networks, with a gradient
 
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)

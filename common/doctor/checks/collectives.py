@@ -134,12 +134,11 @@ def possible_causes(records: list[Record]) -> list[Call]:
     - all ranks have made equally many, as in the branches of `if rank == 0: barrier()`, `else: barrier()`, or
     - a rank waits in each of them, which another rank does not reach because of another call, or of an evaluation.
     """
-    by_name: dict[str, list[Call]] = defaultdict(list)
-    for call in calls_of_some_ranks(records):
-        by_name[call.name].append(call)
+    of_some_ranks = calls_of_some_ranks(records)
     waiting = {record.waits_in for record in records}
     causes: list[Call] = []
-    for calls in by_name.values():
+    for name in dict.fromkeys(call.name for call in of_some_ranks):
+        calls = [call for call in of_some_ranks if call.name == name]
         counts = {sum(call in record.collectives for call in calls) for record in records}
         if len(counts) > 1 and any(call.line not in waiting for call in calls):
             causes += calls

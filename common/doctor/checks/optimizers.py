@@ -66,16 +66,13 @@ class OptimizerObserver:
 
 
 def check_parameters(records: list[Record]) -> Result:
-    """A Finding if the optimizers lack parameters of the networks, and have others instead; else Passed.
-
-    Either alone may be meant, as where a part is frozen by leaving it out. Both together are a part that was replaced.
-    """
+    """A Finding if the optimizers lack parameters of the networks, and have others instead; else Passed."""
     has_trained = [record.steps and any(network.forwards for network in record.networks) for record in records]
     if not any(has_trained):
         return Skipped("no optimizer step after a training forward was seen")
     for record in records:
         untrained = record.trained_in_no_optimizer
-        if record.optimized_in_no_network and untrained:
+        if record.optimized_in_no_network and untrained:  # either alone may be meant, as to freeze a part
             text = f"{record.optimized_in_no_network} parameters of the optimizers are of no network, and "
             text += f"{len(untrained)} of the networks have gradients, but no optimizer ({', '.join(untrained[:3])})"
             advice = "make the optimizer last, from the parameters that are trained"

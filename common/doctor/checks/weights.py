@@ -85,12 +85,8 @@ def _judge_weights(networks: tuple[Network, ...], records: list[Record]) -> Resu
         return no_difference(records)
     if equal and equal[-1] > apart[0]:
         return Skipped(f"they differ after step {apart[0]}, but are equal again later: they may be averaged")
-    return explain_difference(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
-
-
-def explain_difference(text: str, networks: tuple[Network, ...], records: list[Record]) -> Result:
-    """The result where the weights differ as `text` says: by the first cause that the records show."""
-    return (
+    text = f"{_in_words(by_step[apart[0]])} after step {apart[0]}"
+    return (  # by the first cause that the records show
         judge_wrapper(text, networks)
         or judge_missing_wrapper(text, networks, records[0])
         or judge_other_causes(text, records)
@@ -151,17 +147,14 @@ def _judge_statistics(networks: tuple[Network, ...], records: list[Record]) -> R
 
 
 def differences_by_step(of_ranks: list[dict[int, Tensors]], records: list[Record]) -> dict[int, dict[str, float]]:
-    """For each corresponding step after which all ranks have noted tensors: those that differ, and by how much at most.
-
-    A step at which all ranks have the same nans proves nothing, and is left out: ranks that differed may end in them.
-    """
+    """For each corresponding step after which all ranks have noted tensors: those that differ, and by how much."""
     found = {}
     for step in range(1, len(corresponding_steps(records)) + 1):
         first, *others = [tensors.get(step, {}) for tensors in of_ranks]
         if set(first).intersection(*others):  # else nothing would be compared
             differences = _differences(first, others)
             are_finite = all(tensor.isfinite().all() for tensor in first.values())
-            if differences or are_finite:
+            if differences or are_finite:  # equal nans prove nothing: ranks that differed may end in them
                 found[step] = differences
     return found
 
