@@ -50,25 +50,20 @@ def test_parts_of_one_order_are_right_and_show_if_the_datasets_are_alike(content
     assert samples.check_training_samples(records) != Passed()
 
 
-def test_ranks_that_read_all_samples_of_one_dataset_are_found():
-    in_one_order = ranks_that_read([shuffled(0), shuffled(0)])
-    in_their_own = ranks_that_read([shuffled(0), shuffled(1)])
-    assert "in the same order" in samples.check_training_samples(in_one_order).text
-    assert samples.check_training_samples(in_their_own).pitfall == "different_orders"
-    assert isinstance(samples.check_datasets(in_one_order), Skipped)
-
-
 @pytest.mark.parametrize(
-    "of_ranks, contents",
+    "of_ranks, contents, kind, pitfall",
     [
-        pytest.param([shuffled(0), shuffled(1)], "of each rank", id="data of its own"),
-        pytest.param([shuffled(0)[rank % 2 :: 2] for rank in range(4)], "same", id="two parts for four ranks"),
-        pytest.param([2 * shuffled(0), 2 * shuffled(1)], "same", id="with replacement"),
+        pytest.param([shuffled(0), shuffled(0)], "same", Finding, None, id="all in one order"),
+        pytest.param([shuffled(0), shuffled(1)], "same", Finding, "different_orders", id="all in an order of its own"),
+        pytest.param([shuffled(0), shuffled(1)], "of each rank", Skipped, None, id="data of its own"),
+        pytest.param([shuffled(0)[rank % 2 :: 2] for rank in range(4)], "same", Skipped, None, id="two of four parts"),
+        pytest.param([2 * shuffled(0), 2 * shuffled(1)], "same", Skipped, None, id="with replacement"),
     ],
 )
-def test_samples_that_may_be_meant_to_be_read_twice_are_not_judged(of_ranks, contents):
+def test_samples_are_read_twice_by_mistake_or_for_a_reason(of_ranks, contents, kind, pitfall):
     records = ranks_that_read(of_ranks, contents=contents)
-    assert isinstance(samples.check_training_samples(records), Skipped)
+    result = samples.check_training_samples(records)
+    assert (type(result), getattr(result, "pitfall", None)) == (kind, pitfall)
     assert isinstance(samples.check_datasets(records), Skipped)
 
 
@@ -94,11 +89,6 @@ def test_who_reads_all_samples_may_train_on_every_other_batch_or_on_a_part_of_it
     assert isinstance(samples.check_training_samples(records), Skipped)
 
 
-def ranks_that_evaluate(of_rank_0: list[int], of_rank_1: list[int]) -> list[Record]:
-    orders = enumerate((of_rank_0, of_rank_1))
-    return [Record(rank, epochs=[epoch_of(order, batch_size=1, length=6, trained=False)]) for rank, order in orders]
-
-
 @pytest.mark.parametrize(
     "of_rank_0, of_rank_1, kind",
     [
@@ -111,16 +101,14 @@ def ranks_that_evaluate(of_rank_0: list[int], of_rank_1: list[int]) -> list[Reco
     ],
 )
 def test_evaluations_are_compared_as_the_table_of_the_check_says(of_rank_0, of_rank_1, kind):
-    result = samples.check_evaluation_samples(ranks_that_evaluate(of_rank_0, of_rank_1))
+    epochs = [epoch_of(order, batch_size=1, length=6, trained=False) for order in (of_rank_0, of_rank_1)]
+    records = [Record(rank, epochs=[epoch]) for rank, epoch in enumerate(epochs)]
+    result = samples.check_evaluation_samples(records)
     assert isinstance(result, kind)
     assert kind is not Finding or result.text.startswith("1 of 6 samples are")
-
-
-def test_evaluations_are_compared_if_all_ranks_make_them_on_data_that_are_not_trained_on():
-    records = ranks_that_evaluate([0, 2, 4], [1, 3, 5])
-    records[0].epochs *= 2
+    records[0].epochs *= 2  # a further one
     assert isinstance(samples.check_evaluation_samples(records), Skipped)
-    records[0].epochs[1] = epoch_of(range(8))
+    records[0].epochs[1] = epoch_of(range(8))  # the data are trained on too
     assert isinstance(samples.check_evaluation_samples(records), Skipped)
     for epoch in records[0].epochs + records[1].epochs:
         epoch.batches[-1].steps = 1  # as in a training that reads two loaders at once
