@@ -39,10 +39,6 @@ class Batch:
     forwards: list[int] = field(default_factory=list)  # the number of samples in each of its forwards in training
     evaluated: bool = False  # True if a network was called with it in evaluation mode, or without gradients
 
-    @property
-    def size(self) -> int:
-        return len(self.indices or self.contents)
-
 
 @dataclass
 class Epoch:
@@ -55,32 +51,11 @@ class Epoch:
     gathers: bool = False  # True if a collective gathered from all ranks before the next epoch began
     batches: list[Batch] = field(default_factory=list)
 
-    @property
-    def indices(self) -> list[int]:
-        return [index for batch in self.batches for index in batch.indices]
-
-    @property
-    def has_forwards(self) -> bool:
-        """True if a network was called in training with a batch, as also in a dry run."""
-        return any(batch.forwards for batch in self.batches)
-
-    @property
-    def has_steps(self) -> bool:
-        """True if an optimizer stepped between two batches, which one batch alone cannot show."""
-        return self.batches[-1].steps > self.batches[0].steps
-
-    @property
-    def is_training(self) -> bool:
-        return self.has_forwards and self.has_steps
-
-    @property
-    def is_evaluation(self) -> bool:
-        evaluated = any(batch.evaluated for batch in self.batches)
-        return evaluated and not self.has_forwards and not self.has_steps
-
 
 @dataclass
 class Network:
+    """What the script calls, itself or through a wrapper. The modules that a network calls are a part of it."""
+
     shapes: dict[str, tuple] = field(default_factory=dict)  # those of its parameters, but for what a rank has in part
     trained_numbers: int = 0  # the size of its parameters that require gradients
     forwards: int = 0  # the number of calls in training mode with gradients
@@ -134,18 +109,20 @@ class Record:
     rank: int
     backend: str | None = None  # the process group's, if there was one
     observer_errors: dict[str, str] = field(default_factory=dict)  # the first text, by place and type
+
     end: End = field(default_factory=End)
     last_printed: str = ""  # the last line of its output
     waits_in: str = ""  # the line, as "train.py:9", in which the script waits or has failed; empty after progress
     handles: str = ""  # the error that the script handles there, as in a `finally`
+
     collectives: dict[Call, None] = field(default_factory=dict)  # those of all ranks, in the order of the first calls
     exchanged: Counter[int] = field(default_factory=Counter)  # how many numbers, by the number of steps before
     has_joined: bool = False  # True if it was in a Join, in which ranks may have different numbers of batches
+
     steps: list[Step] = field(default_factory=list)
-    # As they are after the last of the first steps: the number of parameters without a gradient that are in an
-    # optimizer and in no network, and the names of those of trained networks with a gradient that are in no optimizer.
-    optimized_in_no_network: int = 0
-    trained_in_no_optimizer: list[str] = field(default_factory=list)
+    optimized_in_no_network: int = 0  # parameters of optimizers without a gradient, after the first steps
+    trained_in_no_optimizer: list[str] = field(default_factory=list)  # parameters of trained networks, with a gradient
+
     # For each call that clipped gradients: True if a loss scale had multiplied them, and nobody had divided them.
     clippings: list[bool] = field(default_factory=list)
     saves: list[Save] = field(default_factory=list)
@@ -155,14 +132,6 @@ class Record:
     is_tensor_parallel: bool = False  # True if ranks may compute parts of the same samples
     # By what drew ("forwards in training" or "batches") and the generator: a fingerprint of its state before each draw.
     draws: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-
-    @property
-    def training_epochs(self) -> list[Epoch]:
-        return [epoch for epoch in self.epochs if epoch.is_training]
-
-    @property
-    def evaluations(self) -> list[Epoch]:
-        return [epoch for epoch in self.epochs if epoch.is_evaluation]
 
 
 class _Pickler(pickle.Pickler):

@@ -91,10 +91,10 @@ class Recorder:
 
         setattr(owner, name, observed)
 
-    def finish(self, reason: Reason, text: str = "") -> None:
+    def finish(self, reason: Reason, text: str = "", line: str = "") -> None:
         with self._lock:
             self.record.end = End(reason, text)
-            self.record.waits_in = text.split(": ")[0]  # the line of "train.py:9: ValueError: no disk"
+            self.record.waits_in = line
             self.write()
 
     def write(self) -> None:
@@ -110,9 +110,9 @@ class Recorder:
     def _heartbeat(self) -> None:
         doctor = os.getppid()
         events = -1  # the number of them at the last progress
-        interval = INTERVAL
+        next_write = 0.0
         while os.getppid() == doctor:
-            time.sleep(interval)
+            time.sleep(INTERVAL)
             with self._lock:
                 line = self.script_line(sys._current_frames().get(self._thread.ident))
                 if self.record.end.reason is not None or line is None:
@@ -121,16 +121,21 @@ class Recorder:
                     events = self._events
                     self.record.waits_in = ""
                     (self._folder / PROGRESS).touch()
-                elif self.record.waits_in != line:  # no progress since the last look: it may hang
-                    started = time.thread_time()
-                    self.record.waits_in = line
-                    handled: Any = sys._current_exceptions().get(self._thread.ident)
-                    error = handled[1] if isinstance(handled, tuple) else handled  # a tuple in Python 3.11
-                    is_failure = error is not None and not isinstance(error, StopIteration)  # a loader's end
-                    self.record.handles = f"{type(error).__name__}: {error}" if is_failure else ""
-                    self.write()
-                    interval = max(INTERVAL, 5 * (time.thread_time() - started))  # a long record slows the script down
+                elif self.record.waits_in != line and time.monotonic() >= next_write:  # it may hang
+                    seconds = self._note_wait(line)
+                    next_write = time.monotonic() + 5 * seconds  # a long record slows the script down
         os._exit(1)  # nobody will read the record
+
+    def _note_wait(self, line: str) -> float:
+        """Write where the script waits, and which error it handles there. Returns the seconds that this has taken."""
+        started = time.thread_time()
+        handled: Any = sys._current_exceptions().get(self._thread.ident)
+        error = handled[1] if isinstance(handled, tuple) else handled  # a tuple in Python 3.11
+        is_failure = error is not None and not isinstance(error, StopIteration)  # a loader's end
+        self.record.waits_in = line
+        self.record.handles = f"{type(error).__name__}: {error}" if is_failure else ""
+        self.write()
+        return time.thread_time() - started
 
     def script_line(self, frame: FrameType | None) -> str | None:
         """The innermost line that is of the script, or of no library; None where the script has not begun."""

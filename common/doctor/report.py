@@ -3,6 +3,7 @@
 import textwrap
 
 from common.doctor.checks import END, OF_HEALTH, ONLY_YOU_CAN_SEE
+from common.doctor.checks.epochs import has_forwards, size_of
 from common.doctor.record import Record
 from common.doctor.results import Finding, Passed, Result, Skipped
 from common.pitfalls import title
@@ -14,8 +15,8 @@ def findings(results: dict[str, Result]) -> dict[str, Finding]:
 
 def summary(script: str, records: list[Record], seconds: float) -> str:
     first = next((record for record in records if record.backend), records[0])  # rank 0 may have left no record
-    trained = [[epoch for epoch in record.epochs if epoch.has_forwards] for record in records]
-    sizes = [str(epochs[0].batches[0].size) for epochs in trained if epochs]
+    trained = [[epoch for epoch in record.epochs if has_forwards(epoch)] for record in records]
+    sizes = [str(size_of(epochs[0].batches[0])) for epochs in trained if epochs]
     seen = f"optimizer steps: {len(first.steps)}; samples in the first batches: {', '.join(sizes) or 'none'}"
     return f"{script} on {len(records)} processes ({first.backend or 'no process group'}) in {seconds:.0f} s; {seen}"
 

@@ -30,8 +30,5 @@ Result = Finding | Skipped | Passed
 
 def overall(results: list[Result], reason_if_none: str) -> Result:
     """One result for several epochs or networks: the first Finding, else the first Skipped, else Passed."""
-    for kind in (Finding, Skipped, Passed):
-        for result in results:
-            if isinstance(result, kind):
-                return result
-    return Skipped(reason_if_none)
+    order = (Finding, Skipped, Passed)
+    return min(results, key=lambda result: order.index(type(result)), default=Skipped(reason_if_none))

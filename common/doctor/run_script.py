@@ -45,21 +45,26 @@ def run(folder: Path, last_step: int | None, script: Path, arguments: list[str])
         runpy.run_path(str(script), run_name="__main__")
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code:
-            recorder.finish("crash", one_line(error, script))
+            line = line_of(error, script)
+            recorder.finish("crash", f"{line}: {one_line(error)}".removeprefix(": "), line)
             raise
     recorder.finish("finished")
 
 
-def one_line(error: BaseException, script: Path) -> str:
-    """A text such as "train.py:9: ValueError: no disk, from KeyError: 3", with the innermost line of the script."""
+def line_of(error: BaseException, script: Path) -> str:
+    """The innermost line of the script, as "train.py:9"; empty if none has run, as where its syntax is wrong."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
+    return f"{script.name}:{lines[-1]}" if lines else ""
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error and of its causes, as "ValueError: no disk, from KeyError: 3"."""
     texts: list[str] = []
     cause: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
     while cause is not None:
         texts.append(" ".join("".join(cause.format_exception_only()).split()))
         cause = cause.__cause__ or cause.__context__  # also where `from None` hides it: it may be an error of gloo
-    text = ", from ".join(texts)
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
-    return f"{script.name}:{lines[-1]}: {text}" if lines else text
+    return ", from ".join(texts)
 
 
 def refuse(*args: Any, **kwargs: Any) -> None:

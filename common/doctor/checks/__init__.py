@@ -1,22 +1,10 @@
 """The subjects of the doctor, a file each: an observer notes what the script does, and checks compare the ranks' notes.
 
-    file            its observer notes               by                                  checks
-    end                                                                                 the end of the script
-      collectives   collectives                      wrappers of torch.distributed
-    optimizers      steps and parameters             torch's hook for all optimizers     parameters, rates, schedule …
-    clipping        loss scaling and clipping        wrappers of GradScaler, clip_grad_  clipping
-    files           saved files                      a wrapper of torch.save             files, saved keys
-    loaders         samples and epochs               wrappers of a DataLoader's iterator
-      samples                                                                            training samples, orders …
-      evaluations                                                                        evaluation samples
-    networks        forwards and wrappers            torch's hooks for all modules
-      weights       weights and statistics           called by `networks`                weights, statistics
-      random_numbers  the generators' draws          called by `networks`, `loaders`     random numbers
-
-`contents` and `alignment` help: they say which samples, and which steps and epochs, belong together.
+`loaders` notes what `samples` judges, and `networks` calls `weights` and `random_numbers` around each forward.
+`collectives` helps `end`; `epochs`, `alignment` and `contents` help all checks to compare.
 """
 
-from common.doctor.checks import clipping, end, evaluations, files, optimizers, random_numbers, samples, weights
+from common.doctor.checks import clipping, end, files, optimizers, random_numbers, samples, weights
 from common.doctor.checks.collectives import CollectiveObserver
 from common.doctor.checks.loaders import LoaderObserver
 from common.doctor.checks.networks import NetworkObserver
@@ -39,7 +27,7 @@ CHECKS = {
     "schedule": optimizers.check_schedule,
     "clipping": clipping.check_clipping,
     "accumulation": optimizers.check_accumulation,
-    "evaluation samples": evaluations.check_evaluation_samples,
+    "evaluation samples": samples.check_evaluation_samples,
     "BatchNorm's statistics": weights.check_same_statistics,
     "files": files.check_writers,
     "saved keys": files.check_keys,
@@ -62,7 +50,7 @@ def observe(recorder: Recorder, last_step: int | None) -> None:
     networks.install()
     optimizers.OptimizerObserver(recorder, networks.networks, last_step).install()
     clipping.ClippingObserver(recorder).install()
-    files.FileObserver(recorder).install()
+    files.observe_saves(recorder)
     CollectiveObserver(recorder).install()
     recorder.start_heartbeat()
 

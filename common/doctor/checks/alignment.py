@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
+from common.doctor.checks.epochs import indices_of, training_epochs
 from common.doctor.record import Epoch, Network, Record, Step
 from common.doctor.results import Passed, Result, Skipped
 
@@ -18,18 +19,17 @@ def across_ranks(of_ranks: Iterable[list[T]]) -> list[tuple[T, ...]]:
 def are_indexed_alike(epochs: tuple[Epoch, ...]) -> bool:
     """True if the samples have indices, in datasets of one length. Else NO_INDICES is the reason for not comparing."""
     lengths = {epoch.dataset_length for epoch in epochs}
-    return len(lengths) == 1 and None not in lengths and all(epoch.indices for epoch in epochs)
+    return len(lengths) == 1 and None not in lengths and all(map(indices_of, epochs))
 
 
 class UnevenEpoch(NamedTuple):
-    """An epoch in which a rank has come to its end with fewer batches than another rank has read."""
-
     number: int
     counts: str  # "rank 0 has 9 batches, rank 1 has 8 batches"
     steps_before_last_batch: int  # optimizer steps of the rank that has fewest batches
 
 
 def first_uneven(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
+    """The first epoch in which a rank has come to its end with fewer batches than another rank has read."""
     for number, epochs in enumerate(across_ranks(of_ranks)):
         batches = [len(epoch.batches) for epoch in epochs]
         shorter = [epoch for epoch in epochs if epoch.complete and len(epoch.batches) < max(batches)]
@@ -42,12 +42,11 @@ def first_uneven(of_ranks: Iterable[list[Epoch]]) -> UnevenEpoch | None:
 def corresponding_steps(records: list[Record]) -> list[tuple[Step, ...]]:
     """The optimizer steps that all ranks make together: those before the last batch of a rank that has fewer batches.
 
-    The weights after a step are noted at the next forward. After its last step the shorter rank has no forward before
-    the end of Join, which then has given it the final weights. So that step cannot be compared, nor can a later epoch,
-    in which the ranks' steps have different numbers.
+    The weights after a step are noted at the next forward. After its last step the shorter rank has none before the end
+    of Join, which gives it the final weights. In later epochs the ranks' steps have different numbers.
     """
     steps = across_ranks(record.steps for record in records)
-    uneven = first_uneven(record.training_epochs for record in records)
+    uneven = first_uneven(map(training_epochs, records))
     return steps[: uneven.steps_before_last_batch] if uneven else steps
 
 

@@ -1,7 +1,4 @@
-"""Clipping: gradients are clipped at their own size, and not while the scale of a GradScaler multiplies them.
-
-Noted for each clipping: whether a scaler has multiplied the gradients and nobody has divided them since.
-"""
+"""Clipping: gradients are clipped at their own size, and not while the scale of a GradScaler multiplies them."""
 
 import inspect
 import weakref

@@ -68,17 +68,11 @@ def count_samples(inputs: tuple, keywords: dict | None) -> int:
 
 
 class TwoReads(NamedTuple):
-    """The content of a sample in two epochs. A part of it, as its label, is compared where chance cannot make it agree:
+    """The contents of one index in two epochs, and those of the next index that the first epoch has read."""
 
-    here  there  after
-    cat   cat    cat    not compared: a rank may have every other file of a folder that is sorted by label
-    cat   cat    dog    not compared, if most samples are cats; else they agree
-    cat   dog    dog    they differ
-    """
-
-    here: Content
-    there: Content  # in the other epoch
-    after: Content  # here, of the next index that was read
+    first: Content
+    second: Content
+    first_of_next: Content
 
 
 def reads_in_both(one: Epoch, other: Epoch) -> list[TwoReads]:
@@ -96,12 +90,21 @@ def _contents_by_index(epoch: Epoch) -> dict[int, Content]:
 
 
 def agreement_by_part(reads: list[TwoReads]) -> dict[int, float]:
-    """For each part (a tensor), by its place: how often it agrees in two reads, from 0 to 1, if enough are compared."""
+    """How often each part of a sample, by its place, is the same in two reads: from 0 to 1, if MIN_SAMPLES reads count.
+
+    Other samples may have the same label by chance. So a read counts only if its part is rare enough to tell:
+
+    first  second  next  where most samples are birds
+    bird   bird    dog   does not count: another sample is probably a bird too
+    cat    cat     cat   does not count: in a folder that is sorted by label, another rank's files may be cats too
+    cat    cat     dog   the same
+    cat    dog     dog   not the same
+    """
     agreement: dict[int, float] = {}
     parts = min((len(content) for read in reads for content in read), default=0)
     for part in range(parts):
-        most_common, _ = Counter(read.here[part] for read in reads).most_common(1)[0]
-        compared = [read for read in reads if read.here[part] not in (most_common, read.after[part])]
-        if len(compared) >= MIN_SAMPLES:
-            agreement[part] = sum(read.here[part] == read.there[part] for read in compared) / len(compared)
+        most_common, _ = Counter(read.first[part] for read in reads).most_common(1)[0]
+        telling = [read for read in reads if read.first[part] not in (most_common, read.first_of_next[part])]
+        if len(telling) >= MIN_SAMPLES:
+            agreement[part] = sum(read.first[part] == read.second[part] for read in telling) / len(telling)
     return agreement

@@ -19,16 +19,7 @@ SIGNALS = {each.value: each.name for each in signal.Signals}  # without most of 
 
 
 def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> End:
-    """The end of a rank, by what it has noted itself, how its process ended, and the lines that it has printed.
-
-    noted     process      the end
-    crash     any          lost if the text of the error names communication, else crash
-    others    was stopped  stopped
-    steps     any          as noted
-    others    exit code 0  as noted
-    finished  has failed   crash: after its last line it communicates no more
-    None      has failed   lost if torch aborted it over communication, else crash
-    """
+    """The end of a rank, by what it has noted itself, how its process ended, and the lines that it has printed."""
     if noted.reason == "crash":
         return End("lost" if _names_communication(noted.text) else "crash", noted.text)
     if why_stopped:
@@ -37,7 +28,7 @@ def end_of(noted: End, exit_code: int, why_stopped: str, printed: list[str]) -> 
         return noted
     cause = SIGNALS.get(-exit_code, f"exit code {exit_code}")
     text = f"{cause}: last printed: {''.join(printed[-1:])}"
-    if noted.reason == "finished":
+    if noted.reason == "finished":  # after its last line a script communicates no more
         return End("crash", f"after its last line, {text}")
     was_aborted = cause == "SIGABRT" and _names_communication("\n".join(printed[-100:]))  # by a thread of torch
     return End("lost" if was_aborted else "crash", text)

@@ -1,7 +1,4 @@
-"""Files: one rank writes each file, with the keys of the bare network.
-
-Noted for each `torch.save`: the path, and the keys of the state dicts in what is saved.
-"""
+"""Files: one rank writes each file, with the keys of the bare network."""
 
 import os
 from collections import defaultdict
@@ -16,17 +13,13 @@ from common.doctor.recorder import Recorder
 from common.doctor.results import Finding, Passed, Result, Skipped
 
 
-class FileObserver:
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def install(self) -> None:
-        self._recorder.wrap(torch, "save", before=self.before_save)
-
-    def before_save(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+def observe_saves(recorder: Recorder) -> None:
+    def before_save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         path = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)  # else it is an open file
         if isinstance(path, str | os.PathLike) and not Path(path).is_char_device():  # /dev/null is no file
-            self._recorder.record.saves.append(Save(str(Path(path).resolve()), _state_dicts(obj)))
+            recorder.record.saves.append(Save(str(Path(path).resolve()), _state_dicts(obj)))
+
+    recorder.wrap(torch, "save", before=before_save)
 
 
 def _state_dicts(value: Any) -> list[list[str]]:

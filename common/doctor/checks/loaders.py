@@ -1,4 +1,4 @@
-"""The observer of DataLoaders: it notes epochs, batches and their samples, which `samples` and `evaluations` judge."""
+"""The observer of DataLoaders: it notes epochs, batches and their samples, which `samples` judges."""
 
 import contextlib
 import weakref
@@ -65,8 +65,7 @@ class LoaderObserver:
         if reading is None:  # another thread has made it
             return
         reading.asked.append(indices)
-        # The sampler has drawn already, and those draws should be equal on all ranks, as should those of a stream's
-        # order. The first batch may draw for the dataset once. Workers draw in processes of their own.
+        # Samplers and streams should draw the same on all ranks, and the first batch may draw for the dataset once.
         is_stream = isinstance(iterator._dataset, IterableDataset)
         if reading.epoch.batches and iterator._num_workers == 0 and not is_stream:
             reading.generators = states(torch.device("cpu"))

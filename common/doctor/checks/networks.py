@@ -1,7 +1,4 @@
-"""The observer of networks: it notes their forwards, and what stands between a forward and DistributedDataParallel.
-
-A network is what the script calls, itself or through a wrapper. The modules that a network calls are a part of it.
-"""
+"""The observer of networks: it notes their forwards, and what stands between a forward and DistributedDataParallel."""
 
 import weakref
 from dataclasses import dataclass, field
@@ -62,8 +59,11 @@ class NetworkObserver:
         in_training = module.training and torch.is_grad_enabled()
         # Before what may fail: else each part of the network would count as a network.
         self._forward = Forward(called, module, in_training)
-        if module not in self.networks:
-            self._add(module)  # at its first forward
+        if module not in self.networks:  # its first forward
+            self.networks[module] = Network()
+            self._record.networks.append(self.networks[module])
+            self._record.is_sharded |= any(is_shard(name, parameter) for name, parameter in module.named_parameters())
+            self._record.is_tensor_parallel |= _is_tensor_parallel(module)
         if in_training:  # in an evaluation a rank may have put averaged weights in
             network = self.networks[module]
             self._note_wrapping(network, module, wrappers)
@@ -92,12 +92,6 @@ class NetworkObserver:
             note_draws(self._record, "forwards in training", forward.generators, device)
         if not forward.module.training:
             note_statistics(network, forward.module, len(self._record.steps))
-
-    def _add(self, module: nn.Module) -> None:
-        self.networks[module] = Network()
-        self._record.networks.append(self.networks[module])
-        self._record.is_sharded |= any(is_shard(name, parameter) for name, parameter in module.named_parameters())
-        self._record.is_tensor_parallel |= _is_tensor_parallel(module)
 
     def _note_wrapping(self, network: Network, module: nn.Module, wrappers: list[nn.Module]) -> None:
         before = self._when_wrapped.get(module)

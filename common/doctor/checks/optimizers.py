@@ -1,7 +1,6 @@
 """Optimizers: their parameters, their learning rates, the schedule, and the micro-batches of a step.
 
-Noted for each step: the learning rates, and the number of forwards in training since the step before. The schedule and
-the micro-batches are asked of rank 0 alone: the ranks run one script, and make such mistakes alike.
+The schedule and the micro-batches are asked of rank 0 alone: the ranks run one script, and make such mistakes alike.
 """
 
 import itertools
@@ -54,10 +53,8 @@ class OptimizerObserver:
             os._exit(0)  # no `finally` of the script shall wait for other ranks
 
     def _note_parameters(self) -> None:
-        in_optimizers: set[nn.Parameter] = set()
-        for optimizer in self._numbers:
-            for group in optimizer.param_groups:
-                in_optimizers.update(group["params"])
+        groups = [group for optimizer in self._numbers for group in optimizer.param_groups]
+        in_optimizers = {parameter for group in groups for parameter in group["params"]}
         in_networks: set[nn.Parameter] = set()
         self._record.trained_in_no_optimizer = []
         for module, network in self._networks.items():
@@ -69,17 +66,13 @@ class OptimizerObserver:
 
 
 def check_parameters(records: list[Record]) -> Result:
-    """A Finding if the optimizers lack parameters of the networks, and have others instead; else Passed.
-
-    Either alone may be meant: a part that is frozen by leaving it out, or a parameter that no network holds. Both
-    together are a part that was replaced: the optimizer has the old parameters, and the network the new ones.
-    """
+    """A Finding if the optimizers lack parameters of the networks, and have others instead; else Passed."""
     has_trained = [record.steps and any(network.forwards for network in record.networks) for record in records]
     if not any(has_trained):
         return Skipped("no optimizer step after a training forward was seen")
     for record in records:
         untrained = record.trained_in_no_optimizer
-        if record.optimized_in_no_network and untrained:
+        if record.optimized_in_no_network and untrained:  # either alone may be meant, as to freeze a part
             text = f"{record.optimized_in_no_network} parameters of the optimizers are of no network, and "
             text += f"{len(untrained)} of the networks have gradients, but no optimizer ({', '.join(untrained[:3])})"
             advice = "make the optimizer last, from the parameters that are trained"

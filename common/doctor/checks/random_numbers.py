@@ -1,8 +1,4 @@
-"""Random numbers: dropout and augmentation draw other numbers on each rank.
-
-Noted around each forward in training and each batch: whether the default generator of torch, of the GPU, of NumPy or of
-Python has drawn, and a fingerprint of its state before. Equal states draw equal numbers.
-"""
+"""Random numbers: dropout and augmentation draw other numbers on each rank. Generators in equal states draw alike."""
 
 import pickle
 import random

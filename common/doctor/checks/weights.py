@@ -1,8 +1,4 @@
-"""Weights: all ranks have the same ones after each step, and the same statistics of BatchNorm in each evaluation.
-
-Noted are some numbers of each tensor: of the weights at the first forward in training after a step, of the statistics
-in the first evaluation after a step.
-"""
+"""Weights: all ranks have the same ones after each step, and the same statistics of BatchNorm in each evaluation."""
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +18,9 @@ EACH_STEP_UNTIL = 64
 MAX_NOTED = 128  # steps; once so many are noted, only powers of two follow
 NUMBERS_OF_A_TENSOR = 128  # spread over it
 TOLERANCE = 1e-6  # a difference counts if it is larger than this part of the tensor's largest finite number
+# A script that averages gradients by itself exchanges as many numbers as the network trains, at this part of the steps
+# at least: nearly at all of them. One that gathers predictions or losses may do so now and then.
+GRADIENTS_ARE_AVERAGED = 0.5
 NO_STATISTICS = "no BatchNorm was evaluated on all ranks after the same step"
 
 
@@ -86,29 +85,43 @@ def _judge_weights(networks: tuple[Network, ...], records: list[Record]) -> Resu
         return no_difference(records)
     if equal and equal[-1] > apart[0]:
         return Skipped(f"they differ after step {apart[0]}, but are equal again later: they may be averaged")
-    return _judge_difference(f"{_in_words(by_step[apart[0]])} after step {apart[0]}", networks, records)
+    text = f"{_in_words(by_step[apart[0]])} after step {apart[0]}"
+    return (  # by the first cause that the records show
+        judge_wrapper(text, networks)
+        or judge_missing_wrapper(text, networks, records[0])
+        or judge_other_causes(text, records)
+    )
 
 
-def _judge_difference(text: str, networks: tuple[Network, ...], records: list[Record]) -> Result:
-    """The result where the weights differ. Without another cause, other learning rates explain it."""
+def judge_wrapper(text: str, networks: tuple[Network, ...]) -> Result | None:
+    """A finding if the wrapper has other parameters than the network, or does not see all of its forwards."""
     changed = max(len(network.changed) for network in networks)
     if changed:
         text = f"{text}: {changed} parameters are not those that DistributedDataParallel wrapped"
         advice = "move, convert and unfreeze the network first, and wrap it last"
         return Finding(text, advice, pitfall="moved_after_wrapping")
     worst = max(networks, key=lambda network: network.past_wrapper)
-    if worst.past_wrapper:
-        past = f"{worst.past_wrapper} of {worst.forwards} forwards in training went past DistributedDataParallel"
-        advice = "call the wrapper in training, not its `.module`"
-        return Finding(f"{text}: {past}", advice, pitfall="forward_through_module")
-    is_wrapped = any(network.wrapped for network in networks)
-    exchanged = [has_exchanged(networks[0], records[0], steps) for steps in range(len(records[0].steps) + 1)]
-    if not is_wrapped and exchanged[-1]:
+    if not worst.past_wrapper:
+        return None
+    text = f"{text}: {worst.past_wrapper} of {worst.forwards} forwards in training went past DistributedDataParallel"
+    return Finding(text, "call the wrapper in training, not its `.module`", pitfall="forward_through_module")
+
+
+def judge_missing_wrapper(text: str, networks: tuple[Network, ...], record: Record) -> Result | None:
+    """A result if no wrapper holds the network, and the script does not average its gradients by itself either."""
+    if any(network.wrapped for network in networks):
+        return None
+    exchanges = [has_exchanged(networks[0], record, step) for step in range(len(record.steps) + 1)]
+    if exchanges[-1]:
         return Skipped("they may be averaged after the last step, which no forward in training follows")
-    if not is_wrapped and 2 * sum(exchanged) < len(exchanged):  # else the script averages gradients by itself
-        text = f"{text}: no DistributedDataParallel holds the network"
-        advice = "wrap it, or average the weights by torch.distributed; a stage of a pipeline is meant to differ"
-        return Finding(text, advice, pitfall="forward_through_module")
+    if sum(exchanges) / len(exchanges) >= GRADIENTS_ARE_AVERAGED:
+        return None
+    text = f"{text}: no DistributedDataParallel holds the network"
+    advice = "wrap it, or average the weights by torch.distributed; a stage of a pipeline is meant to differ"
+    return Finding(text, advice, pitfall="forward_through_module")
+
+
+def judge_other_causes(text: str, records: list[Record]) -> Result:
     if not all(map(have_same_rates, corresponding_steps(records))):
         return Skipped("other learning rates make other weights")
     advice = "no further cause was seen: look for weights that ranks begin with, or that one loads after wrapping, "
@@ -134,17 +147,14 @@ def _judge_statistics(networks: tuple[Network, ...], records: list[Record]) -> R
 
 
 def differences_by_step(of_ranks: list[dict[int, Tensors]], records: list[Record]) -> dict[int, dict[str, float]]:
-    """For each corresponding step after which all ranks have noted tensors: those that differ, and by how much at most.
-
-    A step at which all ranks have the same nans proves nothing, and is left out: ranks that differed may end in them.
-    """
+    """For each corresponding step after which all ranks have noted tensors: those that differ, and by how much."""
     found = {}
     for step in range(1, len(corresponding_steps(records)) + 1):
         first, *others = [tensors.get(step, {}) for tensors in of_ranks]
         if set(first).intersection(*others):  # else nothing would be compared
             differences = _differences(first, others)
             are_finite = all(tensor.isfinite().all() for tensor in first.values())
-            if differences or are_finite:
+            if differences or are_finite:  # equal nans prove nothing: ranks that differed may end in them
                 found[step] = differences
     return found
 
@@ -154,11 +164,9 @@ def _differences(first: Tensors, others: list[Tensors]) -> dict[str, float]:
     for name, values in first.items():
         finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         tolerance = TOLERANCE * finite.abs().max().item()
-        for tensors in others:
-            if name in tensors:
-                apart = max_difference(values, tensors[name])  # infinite if only one of two numbers is a nan
-                if apart > tolerance:
-                    largest[name] = max(apart, largest.get(name, 0.0))
+        apart = [max_difference(values, tensors[name]) for tensors in others if name in tensors]
+        if max(apart, default=0.0) > tolerance:  # infinite if only one of two numbers is a nan
+            largest[name] = max(apart)
     return largest
 
 

@@ -140,7 +140,7 @@ def test_a_rank_that_dies_at_its_exit_has_crashed(number, cause, tmp_path):
     dying = launch.Rank(0, tmp_path, subprocess.Popen(["sh", "-c", f"kill -{number} $$"]))
     dying.process.wait()
     recorder = Recorder(tmp_path, 0, Path("train.py"))
-    recorder.finish("crash", "train.py:9: RuntimeError: gloo")
+    recorder.finish("crash", "train.py:9: RuntimeError: gloo", line="train.py:9")
     assert recorder.record.waits_in == "train.py:9"
     recorder.finish("finished")
     (tmp_path / launch.LOG).touch()
