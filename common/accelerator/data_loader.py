@@ -95,14 +95,17 @@ def prepare_data_loader(
     if num_processes is None or dispatch_batches:
         num_processes = state.num_processes
     process_index = state.process_index if process_index is None else process_index
-    _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
     index_sampler = index_sampler_of(dataloader)
+    if split_batches:
+        check_split(getattr(index_sampler, "batch_size", None), num_processes)
+    _check_sharing(dataloader, num_processes, dispatch_batches)
+    if not dataloader.in_order:
+        logger.warning("a loader with in_order=False is read in order")
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
 
-    skipped_batches = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
     settings: dict[str, Any] = {
-        "skip_batches": skipped_batches if split_batches else skipped_batches // num_processes,
+        "skip_batches": _skipped_steps(dataloader, 1 if split_batches else num_processes),
         "use_stateful_dataloader": use_stateful_dataloader,
         "_drop_last": dataloader.drop_last,
         "_non_blocking": non_blocking,
@@ -130,24 +133,23 @@ def prepare_data_loader(
     return DataLoaderShard(dataset, synchronized_generator=generator, **settings, **loading)
 
 
-def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types: Any) -> torch.Generator | None:
-    """The sampler's generator, from which all processes draw one order; one without it gets it, seeded from torch's.
+def _skipped_steps(dataloader: DataLoader, batches_per_step: int) -> int:
+    """Steps that an unprepared loader leaves out. A ValueError if they are no whole number."""
+    skipped = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
+    if skipped % batches_per_step:
+        raise ValueError(f"{skipped} skipped batches are no whole number of steps: skip steps after `prepare` instead")
+    return skipped // batches_per_step
 
-    None where nothing is to be taken over from rank 0. With `use_seedable_sampler` the original always returns None.
+
+def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types: Any) -> torch.Generator | None:
+    """The sampler's generator, to be taken over from rank 0 at each pass. One without it gets it, seeded from torch's.
+
+    None where the sampler has no place for one, and where the processes draw alike without it.
     """
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
-    sampler: Any = getattr(index_sampler, "sampler", None)
-    if not hasattr(sampler, "generator"):
+    sampler = getattr(index_sampler, "sampler", None)
+    if not hasattr(sampler, "generator") or (use_seedable_sampler and _draws_alike_on_all(sampler, rng_types)):
         return None
-    if use_seedable_sampler:
-        if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
-            return None  # The order follows from the epoch, or each sample is drawn by itself.
-        if sampler.generator is None and "torch" in (rng_types or ()):
-            return None  # Each pass takes over torch's.
-        state = (generator_of(sampler) or torch.default_generator).get_state()
-        states = gather_object([state])  # a collective: all ranks come here
-        if all(torch.equal(state, other) for other in states):
-            return None  # The processes draw one order already.
     if sampler.generator is None:
         sampler.generator = torch.Generator()
         seed = torch.empty((), dtype=torch.int64).random_()
@@ -155,16 +157,23 @@ def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types
     return generator_of(sampler)
 
 
-def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:
+def _draws_alike_on_all(sampler: Any, rng_types: list[str] | None) -> bool:
+    """True if the processes draw one order from `sampler` already. A collective, where its class does not say so."""
+    if isinstance(sampler, SeedableRandomSampler) or getattr(sampler, "replacement", False):
+        return True  # The order follows from the epoch, or each sample is drawn by itself.
+    if sampler.generator is None and "torch" in (rng_types or ()):
+        return True  # Each pass takes over torch's.
+    state = (generator_of(sampler) or torch.default_generator).get_state()
+    states = gather_object([state])
+    return all(torch.equal(state, other) for other in states)
+
+
+def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches: bool) -> None:
     """Refuse a loader that several processes cannot share, and warn if it may be shared already."""
-    index_sampler = index_sampler_of(dataloader)
-    if split_batches:
-        check_split(getattr(index_sampler, "batch_size", None), num_processes)
-    if not dataloader.in_order:
-        logger.warning("a loader with in_order=False is read in order")
     if num_processes == 1:
         return
-    chain = [sampler for sampler in sampler_chain(index_sampler) if not isinstance(sampler, SkipBatchSampler)]
+    samplers = sampler_chain(index_sampler_of(dataloader))
+    chain = [sampler for sampler in samplers if not isinstance(sampler, SkipBatchSampler)]
     for sampler in chain:  # A script's own DistributedSampler may draw from another sampler.
         if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sampler.num_replicas > 1:
             raise ValueError("preparing a loader with a DistributedSampler would shard the data twice: leave it out")
@@ -178,9 +187,6 @@ def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bo
             "lost, because a prepared loader deals all samples out by itself. Let the stream yield all of them, or "
             "leave its loader unprepared"
         )
-    skipped = dataloader.skip_batches if isinstance(dataloader, SkipDataLoader) else 0
-    if skipped % num_processes and not split_batches:
-        raise ValueError(f"{skipped} skipped batches are no whole number of steps: skip steps after `prepare` instead")
 
 
 def _replace_random_sampler(index_sampler: Any, data_seed: int | None) -> Any:

@@ -127,16 +127,17 @@ class DataLoaderDispatcher(DataLoaderShard):
                 is_full = num_real == self.total_batch_size
                 yield Step(batch, None if is_full else ShortStep((share,) * world_size, num_real))
                 continue
-            if next(batches, None) is not None:  # It is not the last step.
+            has_next_step = next(batches, None) is not None  # Read here alone, as `__iter__` reads ahead by itself.
+            if has_next_step:
                 raise ValueError(
                     f"a step of {num_real} samples cannot be divided by {world_size} processes: {READ_EVERYWHERE}"
                 )
             if not self._drop_last:
                 share += 1
-                yield Step(batch.fill_up(first_rows, share * world_size), ShortStep((share,) * world_size, num_real))
+                batch = batch.fill_up(first_rows, share * world_size)
+                yield Step(batch, ShortStep((share,) * world_size, num_real))
             elif share > 0:
                 yield Step(batch, ShortStep((share,) * world_size, num_real - extra_rows))
-            return
 
     def _send_steps(self, steps: Iterator[Step], position: Position) -> Iterator[Step]:
         """On the main process: its part of each step, which is sent to the others first, and then None or an error.

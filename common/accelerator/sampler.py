@@ -274,6 +274,33 @@ def sampler_chain(sampler: Any) -> list:
     return samplers
 
 
+def epoch_listeners(dataloader: DataLoader, num_skip_samplers: int) -> list:
+    """Those that the original tells the epoch when a pass begins. A script may tell another one to the others.
+
+    It looks two samplers deep, and each call of `skip_first_batches` puts a SkipBatchSampler around the batch sampler:
+
+        num_skip_samplers   are told, besides a SeedableRandomSampler
+        0                   the batch sampler, its sampler, and the sampler of one within it or else the data set
+        1                   the sampler of the batch sampler, or else the data set
+        2 and more          the data set
+    """
+    samplers = sampler_chain(index_sampler_of(dataloader))
+    seedable: list[Any] = [sampler for sampler in samplers if isinstance(sampler, SeedableRandomSampler)]
+    batch_sampler: Any = dataloader.batch_sampler
+    sampler = getattr(batch_sampler, "sampler", None)
+    outer: list[Any] = []
+    inner = None
+    if num_skip_samplers == 0:
+        outer = [batch_sampler, sampler]
+        inner = getattr(getattr(batch_sampler, "batch_sampler", None), "sampler", None)
+    elif num_skip_samplers == 1 and seedable and isinstance(batch_sampler, BatchSamplerShard):
+        inner = seedable[0]  # The original's shard has it as its `sampler`.
+    elif num_skip_samplers == 1:
+        inner = sampler
+    last = inner if hasattr(inner, "set_epoch") else dataloader.dataset
+    return [*seedable, *outer, last]
+
+
 def get_sampler(dataloader: DataLoader) -> Any:
     """The attribute `sampler` of the script's batch sampler; None where there is none. This is for scripts."""
     index_sampler = index_sampler_of(dataloader)

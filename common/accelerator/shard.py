@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -18,8 +19,8 @@ from .sampler import (
     BatchSamplerShard,
     SeedableRandomSampler,
     ShortStep,
-    SkipBatchSampler,
     Step,
+    epoch_listeners,
     follows_from_epoch,
     generator_of,
     get_sampler,
@@ -118,48 +119,43 @@ class DataLoaderShard(DataLoader):
         order = Order(position, index_sampler, skipped)
         if self.use_stateful_dataloader:
             order = Replay(position, index_sampler, skipped, self._generators, has_workers=self.num_workers > 0)
-        if this_pass.resumes == Resumes.BY_HAND:
-            steps = self._begin_by_hand(order)
-        elif this_pass.resumes == Resumes.AT_POSITION:
-            # The interrupted run has drawn the seed, the order and the first step before it saved. Here they are drawn
-            # for the second time, and leave no trace.
-            with self._generators.restored():
-                steps = self._begin_reading(order)
+        with self._restored_after_beginning(this_pass.resumes):
+            if self.rng_types:
+                synchronize_rng_states(self.rng_types, self.synchronized_generator)
+            self._tell_epoch(position.epoch)
+            steps = self._read(order)
+            if this_pass.resumes == Resumes.AT_POSITION:
                 first = list(islice(steps, 1))
-            steps = chain(first, steps)
-        else:
-            steps = self._begin_reading(order)
+                steps = chain(first, steps)
         return order.note_read_ahead(steps) if isinstance(order, Replay) else steps
 
-    def _begin_by_hand(self, order: Order) -> Iterator[Step]:
-        """Begin to read the rest of an epoch, where a resumed run has called `skip_first_batches`.
+    def _restored_after_beginning(self, resumes: Resumes) -> AbstractContextManager:
+        """The context in which a pass begins. Then generators go back to where they were, if the interrupted run drew.
 
-        The interrupted run drew the seed of this pass before it saved. Torch's loader draws one again now, which leaves
-        no trace where the order is known.
+        resumes        what that run had drawn for this pass      go back
+        NOT            nothing                                    none
+        AT_POSITION    the seed, the order and the first step     all
+        BY_HAND        the seed; the order follows from epochs    all but the sampler's
+        BY_HAND        the seed and another order                 none, as in the original
         """
+        if resumes == Resumes.AT_POSITION:
+            return self._generators.restored()
+        if resumes == Resumes.NOT:
+            return nullcontext()
         if isinstance(self.dataset, IterableDataset) or follows_from_epoch(self.samplers):
             # Loader workers get their first batches here. So a seedable sampler may have drawn, and goes on from there.
             is_shared = self.generator is generator_of(self.samplers[-1])
             loader_generator = None if is_shared else self.generator
-            with Generators(self.device, sampler=None, loader_generator=loader_generator).restored():
-                return self._begin_reading(order)
-        # The sampler draws another order, or the script has seeded it. As in the original, no generator goes back.
+            return Generators(self.device, sampler=None, loader_generator=loader_generator).restored()
         logger.warning(
             "the order of the interrupted epoch is lost unless the script has seeded its sampler: in "
             "DataLoaderConfiguration, use_seedable_sampler=True makes it a function of the epoch; "
             "use_stateful_dataloader=True keeps it in checkpoints made in a loop"
         )
-        return self._begin_reading(order)
-
-    def _begin_reading(self, order: Order) -> Iterator[Step]:
-        """Take over the generators of rank 0, tell the epoch, and begin to read."""
-        if self.rng_types:
-            synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self._tell_epoch(order.position.epoch)
-        return self._read(order)
+        return nullcontext()
 
     def _read(self, order: Order) -> Iterator[Step]:
-        """The steps of this process, each with its batch."""
+        """The steps of this process, each with its batch. A dispatching loader has another way."""
         return self._reader_of(order).read()
 
     def _reader_of(self, order: Order) -> Reader:
@@ -233,23 +229,12 @@ class DataLoaderShard(DataLoader):
         self._tell_epoch(epoch)
 
     def _tell_epoch(self, epoch: int) -> None:
-        listeners = [self.dataset, *self.samplers] if self.progress.epoch_is_set else self._epoch_listeners()
+        listeners = [self.dataset, *self.samplers]
+        if not self.progress.epoch_is_set:
+            listeners = epoch_listeners(self, self.num_skip_samplers)
         for listener in listeners:
             if hasattr(listener, "set_epoch"):
                 listener.set_epoch(epoch)
-
-    def _epoch_listeners(self) -> list:
-        """Those that the original tells the epoch when a pass begins. A script may tell another one to the others."""
-        seedable = [sampler for sampler in self.samplers if isinstance(sampler, SeedableRandomSampler)]
-        outer: Any = self.batch_sampler
-        for _ in range(self.num_skip_samplers):
-            outer = SkipBatchSampler(outer)
-        inner = getattr(outer, "batch_sampler", None)
-        inner_sampler = getattr(inner, "sampler", None)
-        if seedable and isinstance(inner, BatchSamplerShard):
-            inner_sampler = seedable[0]  # The original's shard has it as its `sampler`.
-        last = inner_sampler if hasattr(inner_sampler, "set_epoch") else self.dataset
-        return [*seedable, outer, getattr(outer, "sampler", None), last]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is outside of the loops over this loader, and its workers are its own.
