@@ -24,7 +24,7 @@ from common.accelerator.data_loader import prepare_data_loader, skip_first_batch
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from tests.peers import import_or_skip
 from tests.toys import Numbers, SizedStream, Stream
-from tests.unit.accelerator.several_processes import gathered, played_loaders
+from tests.unit.accelerator.several_processes import DISPATCHING, gathered, played_loaders
 
 
 class Shape(NamedTuple):
@@ -114,9 +114,6 @@ def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once(shap
         loaders = [skip_first_batches(loader, number) for loader in loaders]
     skipped = sum(skips) * shape.batch_size * shape.processes
     assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))[skipped:]
-
-
-DISPATCHING = {"put_on_device": True, "dispatch_batches": True}
 
 
 # Numbers with split_batches are missing: skipped before `prepare`, they are refused, see below.
