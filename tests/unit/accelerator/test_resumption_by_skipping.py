@@ -177,20 +177,6 @@ def test_after_a_load_within_a_loop_the_saved_epoch_comes_next(tmp_path):
     assert gathered([loader]) == seeded_order(N, seed=1, epoch=0)
 
 
-@pytest.mark.parametrize("stateful", [False, True])
-def test_after_a_checkpoint_at_the_last_step_comes_a_whole_epoch(stateful, tmp_path):
-    """A script that computes `first_epoch = step // len(loader)` begins with the next epoch."""
-    config = DataLoaderConfiguration(use_stateful_dataloader=stateful)
-    accelerator = Accelerator(dataloader_config=config, cpu=True)
-    loader = accelerator.prepare(DataLoader(Numbers(4)))
-    for step, _ in enumerate(loader, 1):
-        if step == 4:
-            accelerator.save_state(tmp_path / "c")
-    whole = [0, 1, 2, 3]
-    accelerator.load_state(tmp_path / "c")
-    assert gathered([loader]) == whole == gathered([loader])
-
-
 def test_skipping_works_on_loaders_that_were_not_prepared():
     for data in (Numbers(5), Stream(range(5))):
         rest = skip_first_batches(DataLoader(data, batch_size=2), 1)
