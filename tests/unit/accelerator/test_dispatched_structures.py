@@ -17,17 +17,20 @@ FIRST, SECOND = torch.arange(8).split(4)  # The rows of the two batches of a ste
 
 def dispatch_texts(accelerator):
     records = [{"text": letter, "pair": (letter, number)} for number, letter in enumerate("abcde")]
-    steps = []
+    texts = {"own": [], "gathered": [], "gathered numbers": []}
     for batch in accelerator.prepare(DataLoader(records, batch_size=2)):
         gathered = accelerator.gather_for_metrics(batch)
-        steps.append((batch["text"], gathered["text"], gathered["pair"][1].tolist()))
-    return steps
+        texts["own"].append(batch["text"])
+        texts["gathered"].append(gathered["text"])
+        texts["gathered numbers"].append(gathered["pair"][1].tolist())
+    return texts
 
 
 def test_texts_are_sharded_like_rows():
     one, two = on_dispatching_ranks(2, dispatch_texts)
-    assert one == [(["a", "b"], list("abcd"), [0, 1, 2, 3]), (["e"], ["e"], [4])]
-    assert two == [(["c", "d"], list("abcd"), [0, 1, 2, 3]), (["a"], ["e"], [4])]
+    assert one.pop("own") == [["a", "b"], ["e"]]
+    assert two.pop("own") == [["c", "d"], ["a"]]
+    assert one == two == {"gathered": [list("abcd"), ["e"]], "gathered numbers": [[0, 1, 2, 3], [4]]}
 
 
 def as_channels_last(images):
