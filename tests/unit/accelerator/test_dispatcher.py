@@ -6,26 +6,23 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
 from common.accelerator.rows import WholeBatch
 from common.accelerator.utils import listify
 from common.processes import RankFailed
-from tests.toys import ShuffledStream
-from tests.unit.accelerator.several_processes import on_dispatching_ranks, on_ranks
+from tests.toys import Numbers, ShuffledStream
+from tests.unit.accelerator.several_processes import DISPATCHING, on_dispatching_ranks, on_ranks
 
 
-class Rows(Dataset):
+class Rows(Numbers):
     """Samples of a number and a tensor. A `reader` other than rank 0 gets an error."""
 
     def __init__(self, n, reader=0):
-        self.n = n
+        super().__init__(n)
         self.reader = reader
-
-    def __len__(self):
-        return self.n
 
     def __getitem__(self, index):
         assert self.reader == 0, "read by another process than the main one"
@@ -74,13 +71,9 @@ SHAPES = [Shape(*choices) for choices in itertools.product((0, 1, 5, 13), (1, 4)
 def gather_numbers(accelerator, kind, shape):
     """The numbers gathered in each of two epochs over data that the main process alone can read."""
     size = shape.batch * accelerator.num_processes if shape.split_batches else shape.batch
-    loader = prepare_data_loader(
-        DataLoader(kind(shape.n, accelerator.process_index), batch_size=size, drop_last=shape.drop_last),
-        put_on_device=True,
-        device=accelerator.device,
-        split_batches=shape.split_batches,
-        dispatch_batches=True,
-    )
+    data = kind(shape.n, accelerator.process_index)
+    loader = DataLoader(data, batch_size=size, drop_last=shape.drop_last)
+    loader = prepare_data_loader(loader, split_batches=shape.split_batches, **DISPATCHING)
     assert isinstance(loader, DataLoaderDispatcher)
     first, second = epoch_of(accelerator, loader), epoch_of(accelerator, loader)
     if kind is Rows:

@@ -19,9 +19,7 @@ UNEVEN = DataLoaderConfiguration(even_batches=False)
 class Collectives(TorchDispatchMode):
     """Counts the collectives that this process takes part in; each passes the dispatcher as an operation of c10d."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func.namespace == "c10d"

@@ -29,7 +29,7 @@ SEEDABLE = {"use_seedable_sampler": True, "data_seed": 9}
 
 
 class Case(NamedTuple):
-    """What makes a loader of a script, given `batch_size`, and how it is prepared. `make` is copied for each loader."""
+    """What makes a loader of a script, and how it is prepared. `make` is copied for each loader."""
 
     make: Callable[..., DataLoader]
     how: Mapping[str, Any] = MappingProxyType({})
@@ -44,72 +44,70 @@ def masked(samples):
     return {"rows": torch.stack(samples), "drawn": [random.random(), numpy.random.rand(), torch.rand(len(samples))]}
 
 
-def sampler_of_batches(batch_size):
-    return DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), batch_size, drop_last=True))
-
-
-def lists_of_any_size(batch_size):
-    return DataLoader(DATA, batch_sampler=[[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]])
-
-
-def stream_that_skips(batch_size):
-    return skip_first_batches(DataLoader(Stream(DATA), batch_size), 6)
-
-
-def rest_without_the_first_batch(batch_size):
-    return skip_first_batches(DataLoader(DATA, batch_size), 1)
-
-
-def collator_with_the_loaders_generator(batch_size):
+def collator_with_the_loaders_generator():
     """A loader whose collator draws from the generator that draws the order."""
     generator = seeded()
 
     def noisy(samples):
         return [torch.stack(samples), torch.rand(len(samples), generator=generator)]
 
-    return DataLoader(DATA, batch_size, shuffle=True, generator=generator, collate_fn=noisy)
+    return DataLoader(DATA, 2, shuffle=True, generator=generator, collate_fn=noisy)
 
 
+LISTS = [[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]]
 # The sampler draws an order of five numbers three times in an epoch.
 THREE_TIMES_FIVE = RandomSampler(range(5), num_samples=14, generator=seeded())
-shuffled = partial(DataLoader, DATA, shuffle=True)
-drawn_by_the_data_set = partial(DataLoader, Augmented(N), shuffle=True)
-masked_stream = partial(DataLoader, Stream(DATA), collate_fn=masked)
+in_order = partial(DataLoader, DATA, batch_size=2)
+shuffled = partial(in_order, shuffle=True)
+drawn_by_the_data_set = partial(DataLoader, Augmented(N), batch_size=2, shuffle=True)
+masked_stream = partial(DataLoader, Stream(DATA), batch_size=2, collate_fn=masked)
 
 ORDERS = {
-    "sequential": Case(partial(DataLoader, DATA)),
+    "sequential": Case(in_order),
     "random": Case(shuffled),
-    "random, a generator of its own": Case(partial(DataLoader, DATA, sampler=RandomSampler(DATA, generator=seeded()))),
+    "random, a generator of its own": Case(partial(in_order, sampler=RandomSampler(DATA, generator=seeded()))),
     "random, the loader's generator": Case(partial(shuffled, generator=seeded())),
-    "subset": Case(partial(DataLoader, DATA, sampler=SubsetRandomSampler(range(3, N)))),
-    "weighted": Case(partial(DataLoader, DATA, sampler=WeightedRandomSampler(range(1, N), 30))),
+    "subset": Case(partial(in_order, sampler=SubsetRandomSampler(range(3, N)))),
+    "weighted": Case(partial(in_order, sampler=WeightedRandomSampler(range(1, N), 30))),
     "seedable, a seed": Case(shuffled, SEEDABLE),
-    "batch sampler": Case(sampler_of_batches),
-    "lists of any size": Case(lists_of_any_size),
+    "batch sampler": Case(
+        partial(DataLoader, DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, drop_last=True))
+    ),
+    "lists of any size": Case(partial(DataLoader, DATA, batch_sampler=LISTS)),
     "uneven": Case(shuffled, {"even_batches": False}),
     "drawn by the data set": Case(drawn_by_the_data_set),
     "drawn by the collator": Case(partial(shuffled, collate_fn=masked)),
     "a stream": Case(masked_stream),
-    "a stream that skips": Case(stream_that_skips),
+    "a stream that skips": Case(partial(skip_first_batches, DataLoader(Stream(DATA), 2), 6)),
 }
 ON_ONE_PROCESS = {
-    "skipped": Case(rest_without_the_first_batch),
-    "evaluation": Case(partial(DataLoader, DATA, sampler=DistributedEvalSampler(DATA, 1, 0, shuffle=True))),
+    "skipped": Case(partial(skip_first_batches, DataLoader(DATA, 2), 1)),
+    "evaluation": Case(partial(in_order, sampler=DistributedEvalSampler(DATA, 1, 0, shuffle=True))),
     "dispatched": Case(drawn_by_the_data_set, DISPATCHING),
     "a dispatched stream": Case(masked_stream, {"put_on_device": True}),  # which is dispatched by default
     "drawn from the loader's generator": Case(collator_with_the_loaders_generator),
     "workers": Case(partial(shuffled, num_workers=1)),
-    "in three parts, workers": Case(partial(DataLoader, DATA, sampler=THREE_TIMES_FIVE, num_workers=1)),
+    "in three parts, workers": Case(partial(in_order, sampler=THREE_TIMES_FIVE, num_workers=1)),
     "workers that stay": Case(partial(shuffled, num_workers=1, persistent_workers=True)),
 }
 CASES = ORDERS | ON_ONE_PROCESS
 
 
-def prepared(kind, world=1, rank=0, batch_size=2, stateful=True, **more):
+def prepared(kind, world=1, rank=0, batch_size=None, stateful=True, **more):
     settings = {"num_processes": world, "process_index": rank, "use_stateful_dataloader": stateful}
     case = CASES[kind]
     make = copy.deepcopy(case.make)
-    return prepare_data_loader(make(batch_size=batch_size), **settings, **case.how, **more)
+    loader = make() if batch_size is None else make(batch_size=batch_size)
+    return prepare_data_loader(loader, **settings, **case.how, **more)
+
+
+def checkpoint_of(loader):
+    return {"loader": loader.state_dict(), "generators": get_random_states(CPU)}
+
+
+def load_checkpoint(loader, checkpoint):
+    loader.load_state_dict(checkpoint["loader"])
+    set_random_states(CPU, checkpoint["generators"])
 
 
 def visit(loader, epochs, stop=None, checkpoint=None):
@@ -122,7 +120,7 @@ def visit(loader, epochs, stop=None, checkpoint=None):
         for step, batch in enumerate(loader, 1):
             yield epoch, listify(batch), loader.end_of_dataloader, torch.rand(()).item()
             if stop == (epoch, step):
-                checkpoint.update(loader=loader.state_dict(), generators=get_random_states(CPU))
+                checkpoint.update(checkpoint_of(loader))
                 return
         yield epoch, "end", torch.rand(()).item()
 
@@ -286,3 +284,57 @@ def test_a_loader_that_is_let_go_ends_its_workers_at_once():
     freed = weakref.ref(loader)
     del loader
     assert freed() is None
+
+
+def stateful(*args, **kwargs):
+    return prepare_data_loader(DataLoader(*args, **kwargs), use_stateful_dataloader=True)
+
+
+class SavedWhileItIsRead(Numbers):
+    """Numbers with noise. The ninth that is read saves the state of `loader`."""
+
+    num_read = 0
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        if self.num_read == 9:
+            self.saved = checkpoint_of(self.loader)
+        return super().__getitem__(index) + torch.rand(())
+
+
+class NewSampler(BatchSampler):
+    def set_epoch(self, epoch):
+        seed = int(torch.randint(1000, ()))
+        self.sampler = RandomSampler(range(10), generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_copy_of_a_loaded_loader_goes_on_at_the_same_place():
+    loader = stateful(range(10), batch_size=2, shuffle=True)
+    iterator = iter(loader)
+    next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    iterator.close()
+    second = copy.copy(loader)
+    assert listify(list(loader)) == listify(list(second)) and len(list(second)) == 5
+
+
+def test_a_state_that_is_saved_while_a_batch_is_read_has_the_generators_of_the_batch_before():
+    data = SavedWhileItIsRead(10)
+    data.loader = stateful(data, batch_size=2)
+    batches = listify(list(data.loader))
+    load_checkpoint(data.loader, data.saved)
+    assert listify(list(data.loader))[0] == batches[3]
+
+
+def test_a_batch_sampler_that_gets_a_new_sampler_in_each_epoch_makes_the_same_order_again():
+    def new():
+        return stateful(range(10), batch_sampler=NewSampler(RandomSampler(range(10)), 2, False))
+
+    loader = new()
+    iterator = iter(loader)
+    next(iterator)
+    checkpoint = checkpoint_of(loader)
+    rest = listify(list(iterator))
+    resumed = new()
+    load_checkpoint(resumed, checkpoint)
+    assert listify(list(resumed)) == rest
