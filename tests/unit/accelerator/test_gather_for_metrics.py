@@ -90,8 +90,7 @@ def test_batches_of_any_size_that_repeat_nothing_are_gathered_whole():
 
 
 def gather_pairs_in_one_process(accelerator):
-    loader = accelerator.prepare(DataLoader(torch.arange(6).view(3, 2), batch_size=2))
-    for batch in loader:
+    for batch in accelerator.prepare(DataLoader(torch.arange(6).view(3, 2), batch_size=2)):
         loss, pairs = accelerator.gather_for_metrics((torch.tensor(0.5), batch.flatten()))
         assert loss == 0.5 and torch.equal(pairs, batch.flatten())
 

@@ -17,6 +17,7 @@ from tests.toys import Numbers, NumbersOfEpoch, Stream, seeded_order
 from tests.unit.accelerator.several_processes import gathered, on_ranks
 
 N = 22
+SEEDABLE = {"use_seedable_sampler": True}
 
 
 class Case(NamedTuple):
@@ -28,10 +29,8 @@ class Case(NamedTuple):
 
 CASES = {
     "sequential": Case(DataLoader(range(N), 3)),
-    "seedable, no seed": Case(DataLoader(range(N), 3, shuffle=True), {"use_seedable_sampler": True}),
-    "a generator of the loader": Case(
-        DataLoader(range(N), 3, shuffle=True, generator=torch.Generator()), {"use_seedable_sampler": True}
-    ),
+    "seedable, no seed": Case(DataLoader(range(N), 3, shuffle=True), SEEDABLE),
+    "a generator of the loader": Case(DataLoader(range(N), 3, shuffle=True, generator=torch.Generator()), SEEDABLE),
     "uneven": Case(DataLoader(range(N), 3), {"even_batches": False}),
     "workers": Case(DataLoader(range(N), 3, num_workers=1)),
     "no batches": Case(DataLoader(torch.arange(N), batch_size=None)),

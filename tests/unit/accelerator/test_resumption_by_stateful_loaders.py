@@ -25,7 +25,6 @@ from tests.unit.accelerator.several_processes import DISPATCHING, gathered, on_r
 N = 22
 DATA = Numbers(N)
 CPU = torch.device("cpu")
-SEEDABLE = {"use_seedable_sampler": True, "data_seed": 9}
 
 
 class Case(NamedTuple):
@@ -54,7 +53,7 @@ def collator_with_the_loaders_generator():
     return DataLoader(DATA, 2, shuffle=True, generator=generator, collate_fn=noisy)
 
 
-LISTS = [[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]]
+BATCHES = BatchSampler(RandomSampler(DATA), 2, drop_last=True)
 # The sampler draws an order of five numbers three times in an epoch.
 THREE_TIMES_FIVE = RandomSampler(range(5), num_samples=14, generator=seeded())
 in_order = partial(DataLoader, DATA, batch_size=2)
@@ -69,11 +68,11 @@ ORDERS = {
     "random, the loader's generator": Case(partial(shuffled, generator=seeded())),
     "subset": Case(partial(in_order, sampler=SubsetRandomSampler(range(3, N)))),
     "weighted": Case(partial(in_order, sampler=WeightedRandomSampler(range(1, N), 30))),
-    "seedable, a seed": Case(shuffled, SEEDABLE),
-    "batch sampler": Case(
-        partial(DataLoader, DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, drop_last=True))
+    "seedable, a seed": Case(shuffled, {"use_seedable_sampler": True, "data_seed": 9}),
+    "batch sampler": Case(partial(DataLoader, DATA, batch_sampler=BATCHES)),
+    "lists of any size": Case(
+        partial(DataLoader, DATA, batch_sampler=[[0, 1, 2], [3], [4, 5], [6], [7, 8], [9], [1, 2]])
     ),
-    "lists of any size": Case(partial(DataLoader, DATA, batch_sampler=LISTS)),
     "uneven": Case(shuffled, {"even_batches": False}),
     "drawn by the data set": Case(drawn_by_the_data_set),
     "drawn by the collator": Case(partial(shuffled, collate_fn=masked)),

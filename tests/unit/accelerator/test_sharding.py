@@ -240,19 +240,18 @@ def stream_with(**attributes):
     return stream
 
 
-STREAMS = {
-    "was told": (stream_with(rank=1, world_size=2), True),
-    "datasets": (stream_with(_distributed=SimpleNamespace(rank=1, world_size=2)), True),
-    "wrapped": (stream_with(dataset=stream_with(rank=1, world_size=2)), True),
-    "of another job": (stream_with(rank=1, world_size=4), False),
-    "plain": (Stream(range(8)), False),
-}
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_that_knows_its_rank_is_named_in_a_warning(kind, caplog):
+@pytest.mark.parametrize(
+    ("stream", "is_named"),
+    [
+        pytest.param(stream_with(rank=1, world_size=2), True, id="was told"),
+        pytest.param(stream_with(_distributed=SimpleNamespace(rank=1, world_size=2)), True, id="datasets"),
+        pytest.param(stream_with(dataset=stream_with(rank=1, world_size=2)), True, id="wrapped"),
+        pytest.param(stream_with(rank=1, world_size=4), False, id="of another job"),
+        pytest.param(Stream(range(8)), False, id="plain"),
+    ],
+)
+def test_a_stream_that_knows_its_rank_is_named_in_a_warning(stream, is_named, caplog):
     # https://github.com/huggingface/accelerate/issues/4199
-    stream, is_named = STREAMS[kind]
     prepare_data_loader(DataLoader(stream), num_processes=1, process_index=0)
     assert not caplog.records
     prepare_data_loader(DataLoader(stream), num_processes=2, process_index=1)
