@@ -177,13 +177,7 @@ DIFFERENT = {
     "sparse shape": (torch.eye(2).to_sparse(), torch.eye(3).to_sparse()),
     "empty": ([], [ONE]),
 }
-COLLECTIVES = {
-    "gather": gather,
-    "gather_for_metrics": metrics.gather_for_metrics,
-    "reduce": reduce,
-    "broadcast": broadcast,
-    "pad_across_processes": pad_across_processes,
-}
+COLLECTIVES = [gather, metrics.gather_for_metrics, reduce, broadcast, pad_across_processes]
 CAN_BE_PADDED = {"shape", "transposed", "dtype", "nothing", "large", "sparse", "sparse shape"}
 
 
@@ -196,8 +190,8 @@ class Refusal(NamedTuple):
 
 def refusal(rank, collective, difference, value):
     with pytest.raises(DistributedOperationException) as raised:
-        COLLECTIVES[collective](value)
-    return Refusal(collective, difference, str(raised.value), gather(torch.tensor([rank])).tolist())
+        collective(value)
+    return Refusal(collective.__name__, difference, str(raised.value), gather(torch.tensor([rank])).tolist())
 
 
 def enter_with_differences(accelerator):
@@ -205,9 +199,9 @@ def enter_with_differences(accelerator):
     rows = [
         refusal(rank, collective, difference, first if rank == 0 else other)
         for collective, (difference, (first, other)) in itertools.product(COLLECTIVES, DIFFERENT.items())
-        if not (collective == "pad_across_processes" and difference in CAN_BE_PADDED)
+        if not (collective is pad_across_processes and difference in CAN_BE_PADDED)
     ]
-    in_two_collectives = refusal(rank, "reduce" if rank == 0 else "gather", "collective", ONE)
+    in_two_collectives = refusal(rank, reduce if rank == 0 else gather, "collective", ONE)
     return [*rows, in_two_collectives._replace(collective="reduce and gather")]
 
 

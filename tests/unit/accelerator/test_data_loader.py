@@ -192,8 +192,7 @@ def test_a_loaded_state_tells_its_epoch_to_the_scripts_own_batch_sampler(world):
     loaders = played_loaders(world, lambda: DataLoader(Numbers(8), batch_sampler=mine), use_stateful_dataloader=True)
     for loader in loaders:
         loader.set_epoch(7)
-    mine.set_epoch(0)  # as in a new run
-    for loader in loaders:
+        mine.set_epoch(0)  # as in a new run
         loader.load_state_dict(loader.state_dict())
     assert gathered(loaders) == seeded_order(8, 0, 7)
 
