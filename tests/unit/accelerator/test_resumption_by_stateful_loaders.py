@@ -199,9 +199,12 @@ def test_an_explicit_skip_replaces_the_position_of_a_checkpoint(stopped_in_epoch
     assert gathered([stopped_in_epoch_1]) == seeded_order(N, seed=9, epoch=2)
 
 
-def test_an_explicit_skip_replaces_the_end_of_a_finished_epoch():
+def test_after_a_finished_epoch_comes_a_whole_one_or_an_explicit_skip_in_it():
     loader = prepared("sequential")
-    loader.load_state_dict(stopped_after(prepared("sequential"), 11))
+    state = stopped_after(prepared("sequential"), 11)
+    loader.load_state_dict(state)
+    assert gathered([loader]) == list(range(N))
+    loader.load_state_dict(state)
     loader.set_epoch(0)
     assert gathered([skip_first_batches(loader, 9)]) == list(range(18, N))
 
