@@ -23,6 +23,9 @@ from common.accelerator.utils import DataLoaderConfiguration
 from common.processes import ranks
 from tests.states import forget_states
 
+# How to prepare a loader that the main process reads for all.
+DISPATCHING: dict[str, Any] = {"device": torch.device("cpu"), "put_on_device": True, "dispatch_batches": True}
+
 
 def on_ranks(
     world: int,

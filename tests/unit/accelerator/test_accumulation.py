@@ -90,15 +90,15 @@ def run_a_cell_twice(library):
         assert accelerator.sync_gradients
         accelerator.end_training()
     forget_states()
-    return model.weight.tolist(), len(steps)
+    return {"weight": model.weight.tolist(), "optimizer steps": len(steps)}
 
 
 def test_a_cell_that_runs_twice_goes_on_with_what_it_has_prepared(libraries):
     """The windows of the new Accelerator reach the loader and the optimizer that an earlier one has prepared."""
     ours, theirs = libraries
-    weights, steps = run_a_cell_twice(ours)
-    assert steps == 3 + 2  # the last window of the first run has two micro-batches
-    assert run_a_cell_twice(theirs) == (weights, steps)
+    training = run_a_cell_twice(ours)
+    assert training["optimizer steps"] == 3 + 2  # the last window of the first run has two micro-batches
+    assert run_a_cell_twice(theirs) == training
 
 
 @pytest.mark.filterwarnings("ignore:Seems like `optimizer.step")
@@ -140,13 +140,15 @@ def train_on_uneven_inputs(accelerator):
             optimizer.step()
             optimizer.zero_grad()
             batches += 1
-    return batches, model.module.weight.item(), len(loader)
+    return {"batches": batches, "weight": model.module.weight.item(), "later batches": len(loader)}
 
 
 def test_uneven_inputs_can_be_joined_on_gloo():
     # https://github.com/huggingface/accelerate/pull/820: there it has no effect but on several GPUs.
+    one, two = on_ranks(2, train_on_uneven_inputs)
     last_step_counts_half = pytest.approx(-0.25)
-    assert on_ranks(2, train_on_uneven_inputs) == [(3, last_step_counts_half, 3), (2, last_step_counts_half, 3)]
+    assert one == {"batches": 3, "weight": last_step_counts_half, "later batches": 3}
+    assert two == {"batches": 2, "weight": last_step_counts_half, "later batches": 3}
 
 
 def join_a_stream(accelerator):

@@ -12,10 +12,8 @@ from common.accelerator.data_loader import SeedableRandomSampler, get_sampler, p
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from common.accelerator.utils import DataLoaderConfiguration, set_seed, synchronize_rng_states
 from tests.toys import Numbers, NumbersOfEpoch, Stream, StreamOfWorkers, seeded_order
-from tests.unit.accelerator.several_processes import gathered, on_ranks, played_loaders
+from tests.unit.accelerator.several_processes import DISPATCHING, gathered, on_ranks, played_loaders
 
-# How to prepare a loader that the main process reads for all.
-DISPATCHING = {"device": torch.device("cpu"), "put_on_device": True, "dispatch_batches": True}
 in_both_ways = pytest.mark.parametrize("how", [{}, DISPATCHING], ids=["sharded", "dispatched"])
 
 
@@ -69,7 +67,6 @@ def test_a_sampler_may_have_a_generator_that_is_not_torchs(world):
 
 
 class OwnBatches(BatchSampler):
-    note = "mine"
     epochs = ()
 
     def set_epoch(self, epoch):
@@ -83,15 +80,16 @@ class OwnBatches(BatchSampler):
         return 2 * super().__len__()
 
 
-@in_both_ways
-def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(how):
+@pytest.mark.parametrize(("how", "epochs"), [({}, (0, 1)), (DISPATCHING, ())], ids=["sharded", "dispatched"])
+def test_on_one_process_the_script_finds_its_own_batch_sampler_in_the_loader(how, epochs):
     mine = OwnBatches(SequentialSampler(range(4)), 2, False)
     loader = prepare_data_loader(DataLoader(Numbers(4), batch_sampler=mine), **how)
     assert loader.batch_sampler is mine
-    assert lists(loader) == [[0, 1], [2, 3]] * 2 and mine.epochs == (() if how else (0,))
+    assert lists(loader) == [[0, 1], [2, 3]] * 2
     loader.batch_sampler.batch_size = 4
     assert loader.total_batch_size == 4 and len(loader) == 2
-    assert lists(loader) == [[0, 1, 2, 3]] * 2 and mine.epochs == (() if how else (0, 1))
+    assert lists(loader) == [[0, 1, 2, 3]] * 2
+    assert mine.epochs == epochs, "a loader that is sharded tells it the epoch of each pass"
     assert lists(skip_first_batches(loader, 1)) == [[0, 1, 2, 3]]
     assert lists(pickle.loads(pickle.dumps(loader))) == [[0, 1, 2, 3]] * 2
 
@@ -186,10 +184,15 @@ def test_an_epoch_that_the_script_tells_its_own_batch_sampler_stays(world, skipp
         mine.set_epoch(epoch)
         rests = [skip_first_batches(loader, skipped) for loader in loaders]
         assert gathered(rests) == seeded_order(8, 0, epoch)[2 * world * skipped :]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_loaded_state_tells_its_epoch_to_the_scripts_own_batch_sampler(world):
+    mine = OrderOfEpoch()
+    loaders = played_loaders(world, lambda: DataLoader(Numbers(8), batch_sampler=mine), use_stateful_dataloader=True)
     for loader in loaders:
         loader.set_epoch(7)
-    mine.set_epoch(0)  # as in a new run
-    for loader in loaders:
+        mine.set_epoch(0)  # as in a new run
         loader.load_state_dict(loader.state_dict())
     assert gathered(loaders) == seeded_order(8, 0, 7)
 
@@ -203,23 +206,22 @@ class OfTokens(Numbers):
     total_length = 1000003
 
 
-REMAINDERS = {
-    "one sample is left": (lambda: DataLoader(Numbers(5), 2), {}, [1, 1, 1]),
-    "full": (lambda: DataLoader(Numbers(4), 2), {}, [0, 0]),
-    "of another total": (lambda: DataLoader(OfTokens(4), 2), {}, [0, 0]),
-    "dropped": (lambda: DataLoader(Numbers(5), 2, drop_last=True), {}, [-1, -1]),
-    "a stream": (lambda: DataLoader(Stream(range(3)), 2), {}, [-1, -1]),
-    "of unknown length": (lambda: DataLoader(OfUnknownLength(3), batch_sampler=[[0], [1]]), {}, [-1, -1]),
-    "dispatched": (lambda: DataLoader(Numbers(5), 2), DISPATCHING, [-1, -1, 1]),
-    "dispatched, full": (lambda: DataLoader(Numbers(4), 2), DISPATCHING, [-1, 2]),
-    "a dispatched stream": (lambda: DataLoader(Stream(range(3)), 2), DISPATCHING, [-1, 1]),
-}
-
-
-@pytest.mark.parametrize("kind", REMAINDERS)
-def test_within_a_loop_the_remainder_is_the_originals(kind):
-    make, how, expected = REMAINDERS[kind]
-    loader = prepare_data_loader(make(), **how)
+@pytest.mark.parametrize(
+    ("loader", "how", "expected"),
+    [
+        pytest.param(DataLoader(Numbers(5), 2), {}, [1, 1, 1], id="one sample is left"),
+        pytest.param(DataLoader(Numbers(4), 2), {}, [0, 0], id="full"),
+        pytest.param(DataLoader(OfTokens(4), 2), {}, [0, 0], id="of another total"),
+        pytest.param(DataLoader(Numbers(5), 2, drop_last=True), {}, [-1, -1], id="dropped"),
+        pytest.param(DataLoader(Stream(range(3)), 2), {}, [-1, -1], id="a stream"),
+        pytest.param(DataLoader(OfUnknownLength(3), batch_sampler=[[0], [1]]), {}, [-1, -1], id="of unknown length"),
+        pytest.param(DataLoader(Numbers(5), 2), DISPATCHING, [-1, -1, 1], id="dispatched"),
+        pytest.param(DataLoader(Numbers(4), 2), DISPATCHING, [-1, 2], id="dispatched, full"),
+        pytest.param(DataLoader(Stream(range(3)), 2), DISPATCHING, [-1, 1], id="a dispatched stream"),
+    ],
+)
+def test_within_a_loop_the_remainder_is_the_originals(loader, how, expected):
+    loader = prepare_data_loader(loader, **how)
     remainders = []
     for _ in loader:
         loader.end_of_dataloader = False  # A script may set it. The remainder stays.
@@ -236,29 +238,35 @@ def test_each_worker_reads_a_stream_once_that_is_not_split_among_workers(stream,
     assert sorted(gathered(loaders)) == sorted(list(range(13)) * readers)
 
 
-def shuffled_with_other_states(accelerator, device_specific):
+def shuffle_with_other_states(accelerator, device_specific):
     """A draw of this process for itself, the orders that all visit, and a draw from synchronized generators."""
     set_seed(3, device_specific=device_specific)
-    drawn = torch.rand(1 + accelerator.process_index)[-1].item(), random.random()
-    visited = []
-    own = torch.Generator().manual_seed(accelerator.process_index)
-    weighted = [WeightedRandomSampler([1.0] * 12, 12, False, generator) for generator in (None, own)]
-    for sampler in (RandomSampler(range(12)), *weighted):
+    own_draw = torch.rand(1 + accelerator.process_index)[-1].item()
+    own_generator = torch.Generator().manual_seed(accelerator.process_index)
+    samplers = {
+        "random": RandomSampler(range(12)),
+        "weighted": WeightedRandomSampler([1.0] * 12, 12, False),
+        "weighted, own generator": WeightedRandomSampler([1.0] * 12, 12, False, own_generator),
+    }
+    orders = {}
+    for name, sampler in samplers.items():
         loader = accelerator.prepare(DataLoader(range(12), batch_size=2, sampler=sampler))
-        visited.append([row for batch in loader for row in accelerator.gather(batch).tolist()])
+        orders[name] = [row for batch in loader for row in accelerator.gather(batch).tolist()]
     synchronize_rng_states(["torch"])
-    return drawn, visited, torch.rand(1).item()
+    return {"own draw": own_draw, "orders": orders, "common draw": torch.rand(1).item()}
 
 
 @pytest.mark.parametrize(("use_seedable_sampler", "device_specific"), [(False, True), (True, True), (True, False)])
 def test_seeds_that_differ_by_process_do_not_break_sharding(use_seedable_sampler, device_specific):
     # https://github.com/huggingface/accelerate/issues/2823
     config = DataLoaderConfiguration(use_seedable_sampler=use_seedable_sampler)
-    one, two = on_ranks(2, shuffled_with_other_states, device_specific, dataloader_config=config)
-    assert one[0] != two[0] and one[2] == two[2]
-    assert one[1] == two[1] and [sorted(order) for order in one[1]] == [list(range(12))] * 3
+    one, two = on_ranks(2, shuffle_with_other_states, device_specific, dataloader_config=config)
+    assert one.pop("own draw") != two.pop("own draw")
+    assert one == two
+    for order in one["orders"].values():
+        assert sorted(order) == list(range(12))
     if use_seedable_sampler:
-        assert one[1][0] == seeded_order(12, seed=3)
+        assert one["orders"]["random"] == seeded_order(12, seed=3)
 
 
 def test_split_batches_and_the_dataloader_configuration_reach_the_loaders():

@@ -6,25 +6,23 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from common.accelerator import DistributedEvalSampler
 from common.accelerator.data_loader import DataLoaderDispatcher, prepare_data_loader, skip_first_batches
 from common.accelerator.rows import WholeBatch
+from common.accelerator.utils import listify
 from common.processes import RankFailed
-from tests.toys import ShuffledStream
-from tests.unit.accelerator.several_processes import on_dispatching_ranks, on_ranks
+from tests.toys import Numbers, ShuffledStream
+from tests.unit.accelerator.several_processes import DISPATCHING, on_dispatching_ranks, on_ranks
 
 
-class Rows(Dataset):
+class Rows(Numbers):
     """Samples of a number and a tensor. A `reader` other than rank 0 gets an error."""
 
     def __init__(self, n, reader=0):
-        self.n = n
+        super().__init__(n)
         self.reader = reader
-
-    def __len__(self):
-        return self.n
 
     def __getitem__(self, index):
         assert self.reader == 0, "read by another process than the main one"
@@ -35,20 +33,23 @@ def shuffled_rows(n, reader=0):
     return ShuffledStream(Rows(n, reader), seed=0)
 
 
-def epoch_of(accelerator, loader):
-    """The rows that this process gets, step by step, and all numbers that are gathered.
+class Epoch(NamedTuple):
+    """The rows that one process gets in each step, and the numbers of all steps that are gathered."""
 
-    Only the last step has `end_of_dataloader`.
-    """
-    rows = []
-    gathered = []
+    rows: list
+    gathered: list[int]
+
+
+def epoch_of(accelerator, loader):
+    """One epoch, in which only the last step has `end_of_dataloader`."""
+    epoch = Epoch([], [])
     ends = []
     for batch in loader:
-        rows.append(batch["row"].tolist())
-        gathered += accelerator.gather_for_metrics(batch)["number"].tolist()
+        epoch.rows.append(batch["row"].tolist())
+        epoch.gathered.extend(accelerator.gather_for_metrics(batch)["number"].tolist())
         ends.append(loader.end_of_dataloader)
     assert not any(ends[:-1]) and all(ends[-1:])
-    return rows, gathered
+    return epoch
 
 
 class Shape(NamedTuple):
@@ -70,19 +71,14 @@ SHAPES = [Shape(*choices) for choices in itertools.product((0, 1, 5, 13), (1, 4)
 def gather_numbers(accelerator, kind, shape):
     """The numbers gathered in each of two epochs over data that the main process alone can read."""
     size = shape.batch * accelerator.num_processes if shape.split_batches else shape.batch
-    loader = prepare_data_loader(
-        DataLoader(kind(shape.n, accelerator.process_index), batch_size=size, drop_last=shape.drop_last),
-        put_on_device=True,
-        device=accelerator.device,
-        split_batches=shape.split_batches,
-        dispatch_batches=True,
-    )
+    data = kind(shape.n, accelerator.process_index)
+    loader = DataLoader(data, batch_size=size, drop_last=shape.drop_last)
+    loader = prepare_data_loader(loader, split_batches=shape.split_batches, **DISPATCHING)
     assert isinstance(loader, DataLoaderDispatcher)
-    first_rows, first = epoch_of(accelerator, loader)
-    _, second = epoch_of(accelerator, loader)
+    first, second = epoch_of(accelerator, loader), epoch_of(accelerator, loader)
     if kind is Rows:
-        assert len(loader) == len(first_rows)
-    return first, second
+        assert len(loader) == len(first.rows)
+    return {"first epoch": first.gathered, "second epoch": second.gathered}
 
 
 def gather_numbers_of_every_shape(accelerator, kind):
@@ -90,41 +86,43 @@ def gather_numbers_of_every_shape(accelerator, kind):
 
 
 def test_the_main_process_reads_and_each_sample_is_gathered_once():
-    for of_rank in on_ranks(2, gather_numbers_of_every_shape, Rows):
-        for shape, epochs in of_rank.items():
+    for epochs_by_shape in on_ranks(2, gather_numbers_of_every_shape, Rows):
+        for shape, epochs in epochs_by_shape.items():
             numbers = list(range(shape.samples_gathered(2)))
-            assert epochs == (numbers, numbers), shape
+            assert epochs == {"first epoch": numbers, "second epoch": numbers}, shape
 
 
 def test_the_main_process_reads_a_shuffled_stream_and_each_sample_is_gathered_once():
-    by_rank = on_ranks(3, gather_numbers_of_every_shape, shuffled_rows)
-    assert by_rank[1:] == by_rank[:-1]
-    for shape, epochs in by_rank[0].items():
-        for numbers in epochs:
+    epochs_by_shape, *others = on_ranks(3, gather_numbers_of_every_shape, shuffled_rows)
+    assert others == [epochs_by_shape] * 2
+    for shape, epochs in epochs_by_shape.items():
+        for numbers in epochs.values():
             assert len(numbers) == len(set(numbers)) == shape.samples_gathered(3), shape
-    first, second = by_rank[0][Shape(13, 4, split_batches=False, drop_last=False)]
-    assert first != second
+    epochs = epochs_by_shape[Shape(13, 4, split_batches=False, drop_last=False)]
+    assert epochs["first epoch"] != epochs["second epoch"]
 
 
 def read_by_workers(accelerator, kind, workers):
-    """The rows and numbers of two epochs, and what torch's generator draws after them."""
+    """Two epochs, and what torch's generator draws after them."""
     settings = {"multiprocessing_context": "fork", "persistent_workers": True} if workers else {}
     torch.manual_seed(7)
     data = kind(13, accelerator.process_index)
     loader = accelerator.prepare(DataLoader(data, batch_size=2, num_workers=workers, **settings))
-    return [epoch_of(accelerator, loader) for _ in range(2)], torch.rand(()).item()
+    epochs = [epoch_of(accelerator, loader) for _ in range(2)]
+    return {"epochs": epochs, "draw": torch.rand(()).item()}
 
 
 @pytest.mark.parametrize(("kind", "workers"), [(Rows, 2), (shuffled_rows, 1)])
 def test_workers_of_the_main_process_change_nothing(kind, workers):
     """A stream has one worker here: as in plain torch, each of two would read all of it."""
-    plain, loaded = (on_dispatching_ranks(2, read_by_workers, kind, number) for number in (0, workers))
-    assert [epochs for epochs, _ in plain] == [epochs for epochs, _ in loaded]
-    for (first_epoch, _), _ in plain:
-        rows, numbers = first_epoch
-        assert len(rows) == 4 and sorted(numbers) == list(range(13))
-    for one, two in (plain, loaded):
-        assert one[1] == two[1], "the generators of the ranks differ"
+    without_workers = on_dispatching_ranks(2, read_by_workers, kind, 0)
+    with_workers = on_dispatching_ranks(2, read_by_workers, kind, workers)
+    for expected, found in zip(without_workers, with_workers, strict=True):
+        first_epoch = found["epochs"][0]
+        assert len(first_epoch.rows) == 4 and sorted(first_epoch.gathered) == list(range(13))
+        assert found["epochs"] == expected["epochs"]
+    for one, two in (without_workers, with_workers):
+        assert one["draw"] == two["draw"], "the generators of the ranks differ"
 
 
 def draws_after_beginning_to_read(accelerator, sampler, persistent):
@@ -160,7 +158,7 @@ def resume_in_three_ways(accelerator):
         return accelerator.prepare(DataLoader(NoisyRows(25, accelerator.process_index), batch_size=2, shuffle=True))
 
     def content(batch):
-        return batch["number"].tolist(), batch["noise"].tolist(), torch.rand(()).item()
+        return {"numbers": batch["number"].tolist(), "noise": batch["noise"].tolist(), "draw": torch.rand(()).item()}
 
     loader = prepared()
     whole = []
@@ -173,30 +171,32 @@ def resume_in_three_ways(accelerator):
     later.load_state_dict(state)
     torch.set_rng_state(generator)
     after_load = [content(batch) for batch in later]
-    skipping = skip_first_batches(prepared(), 3)
-    return whole[3:], after_load, [batch["number"].tolist() for batch in skipping]
+    after_skip = [content(batch) for batch in skip_first_batches(prepared(), 3)]
+    return {"going on": whole[3:], "after load": after_load, "after skip": after_skip}
 
 
 def test_a_dispatching_loader_continues_where_a_checkpoint_was_made_and_skips_whole_steps():
-    for rest, after_load, after_skip in on_dispatching_ranks(2, resume_in_three_ways, use_stateful_dataloader=True):
+    for rest in on_dispatching_ranks(2, resume_in_three_ways, use_stateful_dataloader=True):
         # As in the original, the last step is then filled up with rows of the first step that is read.
-        assert len(rest) == 4 and rest[:3] == after_load[:3]
-        assert [numbers for numbers, *_ in after_load] == after_skip
+        assert len(rest["going on"]) == 4 and rest["going on"][:3] == rest["after load"][:3]
+        loaded, skipped = ([step["numbers"] for step in rest[way]] for way in ("after load", "after skip"))
+        assert loaded == skipped
 
 
 def choose_slices(accelerator):
     def every_other(batch, part, process_index, num_processes):
         assert (part.stop - part.start) * num_processes == 4
-        return batch[0][process_index::num_processes], process_index
+        return {"rows": batch[0][process_index::num_processes], "rank": process_index}
 
     data = TensorDataset(torch.arange(8))
     loader = accelerator.prepare_data_loader(DataLoader(data, batch_size=2), slice_fn_for_dispatch=every_other)
-    return [(rows.tolist(), rank) for rows, rank in loader]
+    return [listify(batch) for batch in loader]
 
 
 def test_a_function_of_ones_own_can_choose_the_slices():
-    results = on_dispatching_ranks(2, choose_slices)
-    assert results == [[([0, 2], 0), ([4, 6], 0)], [([1, 3], 1), ([5, 7], 1)]]
+    one, two = on_dispatching_ranks(2, choose_slices)
+    assert one == [{"rows": [0, 2], "rank": 0}, {"rows": [4, 6], "rank": 0}]
+    assert two == [{"rows": [1, 3], "rank": 1}, {"rows": [5, 7], "rank": 1}]
 
 
 class Broken(Rows):
@@ -228,30 +228,36 @@ def read_what_is_broken(accelerator, kind):
         for batch in loader:
             numbers += batch["number"].tolist()
     except Exception as error:
-        return numbers, type(error).__name__, str(error)
+        return {"read before": numbers, "error": f"{type(error).__name__}: {error}"}
 
 
 @pytest.mark.parametrize("kind", ["sample 5", "the file", "the slice"])
 def test_dispatching_raises_on_all_what_the_main_process_raises(kind):
-    numbers = [[0], [1]] if kind == "sample 5" else [[], []]
+    of_rank_0, of_rank_1 = ([0], [1]) if kind == "sample 5" else ([], [])
     one, two = on_dispatching_ranks(2, read_what_is_broken, kind)
-    assert one == (numbers[0], "LookupError", f"{kind} is gone")
-    assert two == (numbers[1], "RemoteError", f"rank 0: LookupError: {kind} is gone")
+    assert one == {"read before": of_rank_0, "error": f"LookupError: {kind} is gone"}
+    assert two == {"read before": of_rank_1, "error": f"RemoteError: rank 0: LookupError: {kind} is gone"}
 
 
 def read_batches_of_varying_size(accelerator, batches):
     loader = accelerator.prepare(DataLoader(Rows(9, accelerator.process_index), batch_sampler=batches))
-    found = []
+    own = []
+    gathered = []
     for batch in loader:
-        found.append((batch["number"].tolist(), accelerator.gather_for_metrics(batch)["number"].tolist()))
+        own.append(batch["number"].tolist())
+        gathered.append(accelerator.gather_for_metrics(batch)["number"].tolist())
         batch["number"].zero_()  # It fills up no last step.
-    return found
+    return {"own": own, "gathered": gathered}
 
 
 def test_batches_of_varying_size_are_joined_as_long_as_a_step_can_be_divided():
     one, two = on_dispatching_ranks(2, read_batches_of_varying_size, [[8, 1, 2], [3], [0], [1], [5, 6, 7]])
-    assert one == [([8, 1], [8, 1, 2, 3]), ([0], [0, 1]), ([5, 6], [5, 6, 7])]
-    assert two == [([2, 3], [8, 1, 2, 3]), ([1], [0, 1]), ([7, 8], [5, 6, 7])]
+    assert one["own"] == [[8, 1], [0], [5, 6]]
+    assert two["own"] == [[2, 3], [1], [7, 8]]
+    assert one["gathered"] == two["gathered"] == [[8, 1, 2, 3], [0, 1], [5, 6, 7]]
+
+
+def test_a_step_of_varying_batches_that_cannot_be_divided_is_refused():
     with pytest.raises(RankFailed, match="a step of 3 samples cannot be divided by 2 processes"):
         on_dispatching_ranks(2, read_batches_of_varying_size, [[0, 1], [2], [3]])
 

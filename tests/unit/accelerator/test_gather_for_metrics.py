@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, DistributedSampler
 
 from common.accelerator.data_loader import DataLoaderShard
-from common.accelerator.utils import DataLoaderConfiguration
+from common.accelerator.utils import DataLoaderConfiguration, listify
 from common.nested import NamedLeaf, leaves
 from tests.toys import StreamOfWorkers
 from tests.unit.accelerator.several_processes import on_ranks
@@ -19,9 +19,7 @@ UNEVEN = DataLoaderConfiguration(even_batches=False)
 class Collectives(TorchDispatchMode):
     """Counts the collectives that this process takes part in; each passes the dispatcher as an operation of c10d."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
+    count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.count += func.namespace == "c10d"
@@ -36,25 +34,25 @@ def results_of(numbers):
 
 
 def gather_steps(accelerator, n):
-    """The collectives of each step, the sample numbers, and whether all that was gathered belongs to them."""
-    steps = []
+    """The collectives and the numbers of each step, after a look whether all that was gathered belongs to them."""
+    steps = {"collectives": [], "numbers": []}
     for numbers in accelerator.prepare(DataLoader(torch.arange(n), batch_size=4)):
         with Collectives() as counter:
             gathered = accelerator.gather_for_metrics(results_of(numbers))
-        expected = results_of(gathered["number"])
-        is_equal = all(map(torch.equal, leaves(gathered), leaves(expected)))
-        steps.append((counter.count, gathered["number"].tolist(), is_equal))
+        assert all(map(torch.equal, leaves(gathered), leaves(results_of(gathered["number"]))))
+        steps["collectives"].append(counter.count)
+        steps["numbers"].append(gathered["number"].tolist())
     return steps
 
 
 def test_every_step_of_any_structure_takes_one_collective():
     for steps in on_ranks(3, gather_steps, 13):
-        assert steps == [(1, list(range(12)), True), (1, [12], True)]
+        assert steps == {"collectives": [1, 1], "numbers": [list(range(12)), [12]]}
 
 
 def test_a_step_that_is_not_filled_up_is_gathered_too():
     for steps in on_ranks(3, gather_steps, 11, dataloader_config=UNEVEN):
-        assert [(numbers, is_equal) for _, numbers, is_equal in steps] == [(list(range(11)), True)]
+        assert steps["numbers"] == [list(range(11))]
 
 
 def gather_texts(accelerator, n, batch_size):
@@ -65,15 +63,16 @@ def gather_texts(accelerator, n, batch_size):
         structure = accelerator.gather_for_metrics({"pair": (batch, batch.tolist()), "file": "abc"})
         assert "abc" in structure["file"]  # whole: a text on one process, a list of texts on several
         numbers += zip(structure["pair"][0].tolist(), structure["pair"][1], strict=True)
-    return texts, numbers
+    return {"texts": texts, "numbers": numbers}
 
 
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize(("n", "batch_size"), [(11, 2), (1, 4), (5, 1), (8, 2)])
 def test_gather_for_metrics_returns_each_real_sample_once_on_every_process(n, batch_size, world):
     # https://github.com/huggingface/accelerate/issues/1674
-    for texts, numbers in on_ranks(world, gather_texts, n, batch_size):
-        assert texts == [f"sample {i}" for i in range(n)] and numbers == [(i, i) for i in range(n)]
+    for gathered in on_ranks(world, gather_texts, n, batch_size):
+        assert gathered["texts"] == [f"sample {i}" for i in range(n)]
+        assert gathered["numbers"] == [(i, i) for i in range(n)]
 
 
 def gather_padded_batches(accelerator):
@@ -91,12 +90,13 @@ def test_batches_of_any_size_that_repeat_nothing_are_gathered_whole():
 
 
 def gather_pairs_in_one_process(accelerator):
-    loader = accelerator.prepare(DataLoader(torch.arange(6).view(3, 2), batch_size=2))
-    return [accelerator.gather_for_metrics((torch.tensor(0.5), batch.flatten()))[1].tolist() for batch in loader]
+    for batch in accelerator.prepare(DataLoader(torch.arange(6).view(3, 2), batch_size=2)):
+        loss, pairs = accelerator.gather_for_metrics((torch.tensor(0.5), batch.flatten()))
+        assert loss == 0.5 and torch.equal(pairs, batch.flatten())
 
 
 def test_nothing_is_cut_beside_a_scalar():
-    assert on_ranks(1, gather_pairs_in_one_process) == [[[0, 1, 2, 3], [4, 5]]]
+    on_ranks(1, gather_pairs_in_one_process)
 
 
 def gather_parts_of_a_stream(accelerator):
@@ -111,27 +111,30 @@ def test_the_last_step_of_each_loader_worker_is_cut_too():
 
 
 def gather_what_has_no_rows(accelerator):
-    structures = [
-        accelerator.gather_for_metrics({"logits": torch.ones(1), "past": None}),
-        accelerator.gather_for_metrics((torch.ones(1), 2.5)),
-        accelerator.gather_for_metrics(5 + accelerator.process_index),
-        accelerator.gather_for_metrics({"correct": numpy.int64(accelerator.process_index), "best": numpy.bool_(True)}),
-        accelerator.gather_for_metrics(NamedLeaf("f1", 0.5)),
-    ]
-    losses = []
+    rank = accelerator.process_index
+    gathered = {
+        "beside none": accelerator.gather_for_metrics({"logits": torch.ones(1), "past": None}),
+        "beside a number": accelerator.gather_for_metrics([torch.ones(1), 2.5]),
+        "number": accelerator.gather_for_metrics(5 + rank),
+        "of numpy": accelerator.gather_for_metrics({"correct": numpy.int64(rank), "best": numpy.bool_(True)}),
+        "named": accelerator.gather_for_metrics(NamedLeaf("f1", 0.5)),
+        "losses": [],
+    }
     for sample in accelerator.prepare(DataLoader([torch.ones(2)] * 3, batch_size=1)):
-        losses.append(accelerator.gather_for_metrics(sample.mean()).tolist())
-    return structures, losses
+        gathered["losses"].append(accelerator.gather_for_metrics(sample.mean()))
+    return listify(gathered)
 
 
 def test_none_numbers_and_losses_are_gathered_too():
-    for structures, losses in on_ranks(2, gather_what_has_no_rows):
-        outputs, (ones, numbers), bare_numbers, of_numpy, named = structures
-        assert outputs["logits"].tolist() == ones.tolist() == [1.0, 1.0]
-        assert outputs["past"] == [None, None] and numbers == [2.5, 2.5]
-        assert bare_numbers == [5, 6] and of_numpy == {"correct": [0, 1], "best": [True, True]}
-        assert named == NamedLeaf(["f1", "f1"], [0.5, 0.5])
-        assert losses == [[1.0, 1.0], [1.0]]  # three samples
+    for gathered in on_ranks(2, gather_what_has_no_rows):
+        assert gathered == {
+            "beside none": {"logits": [1.0, 1.0], "past": [None, None]},
+            "beside a number": [[1.0, 1.0], [2.5, 2.5]],
+            "number": [5, 6],
+            "of numpy": {"correct": [0, 1], "best": [True, True]},
+            "named": NamedLeaf(["f1", "f1"], [0.5, 0.5]),
+            "losses": [[1.0, 1.0], [1.0]],  # three samples
+        }
 
 
 def gather_what_differs(accelerator):
@@ -167,11 +170,11 @@ def gather_losses(accelerator):
     """In a step of two samples on rank 0 and one on rank 1: a loss, one for each row of a whole batch, and rows."""
     for batch in accelerator.prepare(DataLoader(range(3), batch_size=2)):
         loss = batch.float().mean()
-        found = accelerator.gather_for_metrics((loss, loss.repeat(2), batch))
-    return [each.tolist() for each in found]
+        gathered = accelerator.gather_for_metrics({"loss": loss, "repeated": loss.repeat(2), "rows": batch})
+    return listify(gathered)
 
 
 def test_a_loss_repeated_for_a_whole_batch_is_no_batch_where_some_rank_has_fewer_rows():
-    for loss, repeated, rows in on_ranks(2, gather_losses, dataloader_config=UNEVEN):
+    for gathered in on_ranks(2, gather_losses, dataloader_config=UNEVEN):
         # As in the original: of what is no batch, as many entries as there are samples.
-        assert (loss, repeated, rows) == ([0.5, 2.0], [0.5, 0.5, 2.0], [0, 1, 2])
+        assert gathered == {"loss": [0.5, 2.0], "repeated": [0.5, 0.5, 2.0], "rows": [0, 1, 2]}

@@ -39,18 +39,20 @@ def test_break_exceptions_and_nesting_leave_no_stale_state():
 def looked_at_within(accelerator, samples):
     """The rows gathered in each step of a loop that also looks at the first batch, and whether a window ends there."""
     loader = accelerator.prepare(DataLoader(range(samples)))
-    rows = []
+    gathered = []
+    syncs = []
     for batch in loader:
         assert int(next(iter(loader))) == accelerator.process_index
         with accelerator.accumulate():
-            rows.append((accelerator.gather_for_metrics(batch).tolist(), accelerator.sync_gradients))
-    return rows
+            gathered.append(accelerator.gather_for_metrics(batch).tolist())
+            syncs.append(accelerator.sync_gradients)
+    return {"gathered": gathered, "syncs": syncs}
 
 
 @pytest.mark.parametrize(("samples", "last"), [(6, [4, 5]), (5, [4])])
 def test_a_look_at_the_first_batch_in_the_loop_leaves_the_last_step_known(samples, last):
-    for rows in on_ranks(2, looked_at_within, samples, gradient_accumulation_steps=2):
-        assert rows == [([0, 1], False), ([2, 3], True), (last, True)]
+    for steps in on_ranks(2, looked_at_within, samples, gradient_accumulation_steps=2):
+        assert steps == {"gathered": [[0, 1], [2, 3], last], "syncs": [False, True, True]}
 
 
 def test_workers_that_stay_read_for_the_pass_that_began_last():

@@ -48,21 +48,11 @@ STRUCTURES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "listify",
-        "convert_to_fp32",
-        "find_batch_size",
-        "is_torch_tensor",
-        "is_namedtuple",
-        "gather",
-        "gather_object",
-        "broadcast",
-        "reduce",
-        "pad_across_processes",
-    ],
-)
+FUNCTIONS = ["listify", "convert_to_fp32", "find_batch_size", "is_torch_tensor", "is_namedtuple"]
+COLLECTIVES = ["gather", "gather_object", "broadcast", "reduce", "pad_across_processes"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS + COLLECTIVES)
 def test_each_operation_of_one_process_gives_what_accelerates_gives(name, utils_of_both):
     ours, theirs = (getattr(library.operations, name) for library in utils_of_both)
     for structure in STRUCTURES:

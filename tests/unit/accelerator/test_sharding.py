@@ -24,7 +24,7 @@ from common.accelerator.data_loader import prepare_data_loader, skip_first_batch
 from common.accelerator.sampler import BatchSamplerShard, DistributedEvalSampler
 from tests.peers import import_or_skip
 from tests.toys import Numbers, SizedStream, Stream
-from tests.unit.accelerator.several_processes import gathered, played_loaders
+from tests.unit.accelerator.several_processes import DISPATCHING, gathered, played_loaders
 
 
 class Shape(NamedTuple):
@@ -114,9 +114,6 @@ def test_skipping_leaves_out_whole_steps_and_still_gathers_each_sample_once(shap
         loaders = [skip_first_batches(loader, number) for loader in loaders]
     skipped = sum(skips) * shape.batch_size * shape.processes
     assert gathered(loaders) == shape.without_dropped(list(range(shape.samples)))[skipped:]
-
-
-DISPATCHING = {"put_on_device": True, "dispatch_batches": True}
 
 
 # Numbers with split_batches are missing: skipped before `prepare`, they are refused, see below.
@@ -243,19 +240,18 @@ def stream_with(**attributes):
     return stream
 
 
-STREAMS = {
-    "was told": (stream_with(rank=1, world_size=2), True),
-    "datasets": (stream_with(_distributed=SimpleNamespace(rank=1, world_size=2)), True),
-    "wrapped": (stream_with(dataset=stream_with(rank=1, world_size=2)), True),
-    "of another job": (stream_with(rank=1, world_size=4), False),
-    "plain": (Stream(range(8)), False),
-}
-
-
-@pytest.mark.parametrize("kind", STREAMS)
-def test_a_stream_that_knows_its_rank_is_named_in_a_warning(kind, caplog):
+@pytest.mark.parametrize(
+    ("stream", "is_named"),
+    [
+        pytest.param(stream_with(rank=1, world_size=2), True, id="was told"),
+        pytest.param(stream_with(_distributed=SimpleNamespace(rank=1, world_size=2)), True, id="datasets"),
+        pytest.param(stream_with(dataset=stream_with(rank=1, world_size=2)), True, id="wrapped"),
+        pytest.param(stream_with(rank=1, world_size=4), False, id="of another job"),
+        pytest.param(Stream(range(8)), False, id="plain"),
+    ],
+)
+def test_a_stream_that_knows_its_rank_is_named_in_a_warning(stream, is_named, caplog):
     # https://github.com/huggingface/accelerate/issues/4199
-    stream, is_named = STREAMS[kind]
     prepare_data_loader(DataLoader(stream), num_processes=1, process_index=0)
     assert not caplog.records
     prepare_data_loader(DataLoader(stream), num_processes=2, process_index=1)

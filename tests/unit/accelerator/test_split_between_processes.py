@@ -29,9 +29,9 @@ KINDS = {
 }
 
 
-def plain(share):
+def numbers_of(share):
     if isinstance(share, dict):
-        assert plain(share["list"]) == plain(share["tensor"])
+        assert numbers_of(share["list"]) == numbers_of(share["tensor"])
         share = share["list"]
     if isinstance(share, Rows):
         share = share.rows
@@ -56,9 +56,9 @@ def test_inputs_are_split_in_order_and_padded_with_the_last(kind, n, padded, exp
     shares = []
     for state in played_states(3):
         with state.split_between_processes(inputs, padded) as share:
-            shares.append(plain(share))
+            shares.append(numbers_of(share))
     assert shares == expected
-    assert plain(inputs) == list(range(n))  # accelerate cuts the values of a dict in place
+    assert numbers_of(inputs) == list(range(n))  # accelerate cuts the values of a dict in place
 
 
 def test_split_between_processes_gives_a_text_whole_to_all_and_refuses_a_number():
