@@ -194,13 +194,7 @@ def test_all_save_to_one_folder_after_the_main_process_has_saved_alone(tmp_path)
     assert not list(tmp_path.glob("checkpoints/.*"))
 
 
-class LoadedInAWindow(NamedTuple):
-    state: Loaded
-    gradient: float
-    micro_step: int
-
-
-def saved_in_a_window(_, folder: Path) -> LoadedInAWindow:
+def saved_in_a_window(_, folder: Path) -> dict:
     """What is loaded after the main process alone has saved. Hooks of the script save and load the weights."""
     run = Run(folder)
     accelerator = run.accelerator
@@ -222,13 +216,14 @@ def saved_in_a_window(_, folder: Path) -> LoadedInAWindow:
     accelerator.wait_for_everyone()
     run.step(2)
     accelerator.step = 0
-    return LoadedInAWindow(run.load(folder / "c"), run.model.weight.grad.item(), accelerator.step)
+    loaded = run.load(folder / "c")
+    return {"loaded": loaded, "gradient": run.model.weight.grad.item(), "micro_step": accelerator.step}
 
 
 def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_main_process(tmp_path):
     main, other = on_ranks(2, saved_in_a_window, tmp_path)
-    assert main == LoadedInAWindow(Loaded(weights_step=1, random_step=1), gradient=1.0, micro_step=1)
-    assert other == LoadedInAWindow(Loaded(weights_step=1, random_step=None), gradient=1.0, micro_step=1)
+    assert main == {"loaded": Loaded(weights_step=1, random_step=1), "gradient": 1.0, "micro_step": 1}
+    assert other == {"loaded": Loaded(weights_step=1, random_step=None), "gradient": 1.0, "micro_step": 1}
 
 
 def saved_in_two_micro_steps(_, folder: Path) -> int:
