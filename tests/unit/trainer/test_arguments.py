@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from common.accelerator import PartialState
 from common.trainer import AcceleratorConfig, Trainer, TrainingArguments
+from tests.states import forget_states
 from tests.toys import Net, Points
 from tests.unit.trainer.both import LIBRARIES, end, make, on_both, same_on_both
 from tests.unit.trainer.toy import Junk, accuracy, make_trainer, trained_weights, weights
@@ -425,6 +426,7 @@ def test_none_is_what_it_is_in_transformers_where_that_takes_it(tmp_path, transf
 
 
 def test_arguments_start_nothing_and_a_trainer_does(tmp_path):
+    forget_states()
     arguments = TrainingArguments(str(tmp_path), use_cpu=True)
     assert not PartialState._shared_state
     Trainer(Net(), arguments)

@@ -128,24 +128,6 @@ def test_overrides_of_what_the_loop_is_made_of_are_called(tmp_path):
     same_on_both(script, tmp_path)
 
 
-def test_an_override_of_save_is_given_the_weights_of_the_model_or_of_the_script(tmp_path):
-    def script(library, folder):
-        class Own(library.Trainer):
-            def _save(self, output_dir=None, state_dict=None):
-                super()._save(f"{output_dir}/inner", state_dict)
-
-        trainer = make(library, folder, trainer_class=Own)
-        trainer.save_model(f"{folder}/model")
-        halves = {name: tensor / 2 for name, tensor in trainer.model.state_dict().items()}
-        trainer._save(f"{folder}/halves", state_dict=halves)
-        return {
-            name: with_digests(load_file(f"{folder}/{name}/inner/model.safetensors")) for name in ("model", "halves")
-        }
-
-    saved = same_on_both(script, tmp_path)
-    assert saved["model"] != saved["halves"]
-
-
 def test_a_script_puts_functions_in_the_places_of_methods(tmp_path):
     def script(library, folder):
         class Patient(library.EarlyStoppingCallback):
@@ -233,7 +215,7 @@ def test_what_is_overridden_in_vain_is_named(tmp_path, caplog):
     assert [name for name in NEVER_CALLED if hasattr(Trainer, name)] == []
 
 
-def test_an_override_of_save_writes_into_checkpoints_too(tmp_path):
+def test_an_override_of_save_writes_into_checkpoints_and_wherever_the_script_saves(tmp_path):
     def script(library, folder):
         class Own(library.Trainer):
             def _save(self, output_dir=None, state_dict=None):
@@ -246,10 +228,15 @@ def test_an_override_of_save_writes_into_checkpoints_too(tmp_path):
         forget_states()
         resumed = make(library, folder, trainer_class=Own, max_steps=6, **saving)
         resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-4")
-        folders = sorted(path.parts[-3] for path in Path(folder).rglob("bias.pt"))
-        return {"folders": folders, "weights": end(resumed)["weights"]}
+        resumed.save_model(f"{folder}/model")
+        halves = {name: tensor / 2 for name, tensor in resumed.model.state_dict().items()}
+        resumed._save(f"{folder}/halves", state_dict=halves)
+        own = {path.parts[-3] for path in Path(folder).rglob("bias.pt")}
+        return {name: with_digests(load_file(f"{folder}/{name}/model.safetensors")) for name in own}
 
-    assert same_on_both(script, tmp_path)["folders"] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    saved = same_on_both(script, tmp_path)
+    assert saved.keys() == {"checkpoint-2", "checkpoint-4", "checkpoint-6", "model", "halves"}
+    assert saved["checkpoint-6"] == saved["model"] != saved["halves"]
 
 
 def test_overrides_of_evaluate_and_log_tell_the_callbacks_themselves(tmp_path):

@@ -63,6 +63,7 @@ SETTINGS = {
     "steps": {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 2},
     "epochs": {"save_strategy": "epoch", "eval_strategy": "epoch", "logging_strategy": "epoch"},
     "steps, evaluated by epoch": {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "epoch"},
+    "workers": {"save_strategy": "steps", "save_steps": 3, "dataloader_num_workers": 1},
     "max_steps": {"save_strategy": "steps", "save_steps": 2, "max_steps": 6, "eval_strategy": "epoch"},
 }
 
@@ -89,15 +90,6 @@ def test_killed_at_any_event_and_resumed_it_ends_the_same(name, examples, tmp_pa
         assert_same_end(resumed, straight)
 
     check()
-
-
-@pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 7))])
-def test_killed_after_any_step_with_loader_workers(step, tmp_path):
-    straight = run_busily(tmp_path / "straight", **SETTINGS["steps"])
-    resumed = killed_and_resumed(
-        tmp_path / "killed", "on_step_end", step, dataloader_num_workers=1, **SETTINGS["steps"]
-    )
-    assert_same_end(resumed, straight)
 
 
 def test_the_comparison_would_notice_another_dropout(tmp_path):
