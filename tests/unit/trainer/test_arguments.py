@@ -10,9 +10,11 @@ import logging
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -118,14 +120,12 @@ def test_arguments_of_loader_workers(tmp_path):
 def test_the_precision_is_that_of_the_arguments_or_else_of_the_launcher(launchers, tmp_path, transformers, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launchers)
 
-    def script(library, folder):
-        return {
-            "fp16": library.TrainingArguments(folder, use_cpu=True, fp16=True).mixed_precision,
-            "bf16": library.TrainingArguments(folder, use_cpu=True, bf16=True).mixed_precision,
-            "neither": library.TrainingArguments(folder, use_cpu=True).mixed_precision,
-        }
+    def precision(library, folder, **arguments):
+        return library.TrainingArguments(folder, use_cpu=True, **arguments).mixed_precision
 
-    assert same_on_both(script, tmp_path) == {"fp16": "fp16", "bf16": "bf16", "neither": launchers}
+    assert same_on_both(precision, tmp_path) == launchers
+    assert same_on_both(partial(precision, fp16=True), tmp_path) == "fp16"
+    assert same_on_both(partial(precision, bf16=True), tmp_path) == "bf16"
 
 
 def test_argument_log_level(tmp_path, transformers, monkeypatch):
@@ -208,33 +208,23 @@ def test_argument_label_names(tmp_path):
 
 
 def test_argument_torch_compile(tmp_path, monkeypatch):
-    """One graph is run twice: the second evaluation compiles nothing."""
-    backends = []
+    """The second evaluation compiles nothing."""
     graphs = []
-    real_compile = torch.compile
 
     def note_graph(graph, inputs):
-        def run(*args):
-            graphs.append(graph)
-            return graph(*args)
+        graphs.append(graph)
+        return graph.forward
 
-        return run
-
-    def compile_noted(model, *, backend, **options):
-        backends.append(backend)
-        return real_compile(model, backend=note_graph)
-
-    monkeypatch.setattr(torch, "compile", compile_noted)
-    make_trainer(tmp_path, max_steps=1).train()
-    assert backends == []
-    make_trainer(tmp_path, max_steps=1, torch_compile=True).train()
-    assert backends == ["inductor"]
-    graphs.clear()
+    real_compile = torch.compile
+    compile_model = mock.Mock(side_effect=lambda model, **options: real_compile(model, backend=note_graph))
+    monkeypatch.setattr(torch, "compile", compile_model)
+    make_trainer(tmp_path, evaluate=8).evaluate()
+    compile_model.assert_not_called()
     trainer = make_trainer(tmp_path, evaluate=8, torch_compile=True)
     trainer.evaluate()
     trainer.evaluate()
-    first, second = graphs
-    assert first is second
+    assert compile_model.call_args.kwargs["backend"] == "inductor"
+    assert len(graphs) == 1
 
 
 class SaysItsOptions(Net):
@@ -398,9 +388,8 @@ def test_a_trainer_needs_its_data_sets(tmp_path):
 
 
 def test_a_training_needs_a_loss_and_a_batch(tmp_path):
-    unlabelled = TensorDataset(torch.randn(8, 16))
     with pytest.raises(ValueError, match="no loss"):
-        make_trainer(tmp_path, extra={"train_dataset": unlabelled}).train()
+        make_trainer(tmp_path, extra={"train_dataset": TensorDataset(torch.randn(8, 16))}).train()
     with pytest.raises(ValueError, match="no batch or no length"):
         make_trainer(tmp_path, train=3, dataloader_drop_last=True).train()
 
