@@ -12,27 +12,12 @@ from tests.unit.trainer.both import make, same_on_both
 pytestmark = pytest.mark.usefixtures("transformers")
 
 READ_BY_PROGRAMS = [
-    "deepspeed",
-    "is_deepspeed_enabled",
-    "is_fsdp_enabled",
-    "is_in_train",
-    "label_smoother",
-    "hp_search_backend",
-    "can_return_loss",
-    "args.deepspeed",
-    "args.debug",
-    "args.device",
-    "args.local_rank",
-    "args.process_index",
-    "args.world_size",
-    "args.distributed_state.num_processes",
-    "args.label_smoothing_factor",
-    "args.eval_do_concat_batches",
-    "args.average_tokens_across_devices",
-    "args.save_strategy.value",
-    "args.lr_scheduler_type.value",
-    "args.optim.value",
-]
+    "deepspeed", "is_deepspeed_enabled", "is_fsdp_enabled", "is_in_train", "label_smoother", "hp_search_backend",
+    "can_return_loss", "args.deepspeed", "args.debug", "args.device", "args.local_rank", "args.process_index",
+    "args.world_size", "args.distributed_state.num_processes", "args.label_smoothing_factor",
+    "args.eval_do_concat_batches", "args.average_tokens_across_devices", "args.save_strategy.value",
+    "args.lr_scheduler_type.value", "args.optim.value",
+]  # fmt: skip
 
 
 def test_programs_read_the_values_of_transformers(tmp_path):

@@ -160,14 +160,6 @@ def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
     assert_same_end(run(tmp_path / "killed", True), straight)
 
 
-def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path):
-    settings = SETTINGS["steps"] | {"lr_scheduler_type": "constant"}
-    run_busily(tmp_path, **settings, num_train_epochs=1)
-    longer = run_busily(tmp_path, resume=True, **settings, num_train_epochs=2)
-    straight = run_busily(tmp_path / "straight", **settings, num_train_epochs=2)
-    assert torch.equal(weights(longer), weights(straight))
-
-
 class ThreeSteps(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         control.should_epoch_stop = state.global_step % 3 == 0
