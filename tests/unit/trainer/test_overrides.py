@@ -258,13 +258,8 @@ def test_overrides_of_evaluate_and_log_tell_the_callbacks_themselves(tmp_path):
                 self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
             def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
-                output = self.evaluation_loop(
-                    self.get_eval_dataloader(eval_dataset),
-                    description="Evaluation",
-                    prediction_loss_only=None,
-                    ignore_keys=ignore_keys,
-                    metric_key_prefix=metric_key_prefix,
-                )
+                loader = self.get_eval_dataloader(eval_dataset)
+                output = self.evaluation_loop(loader, description="Evaluation", metric_key_prefix=metric_key_prefix)
                 metrics = output.metrics | {"eval_extra": 1.0}
                 if self.args.should_save:
                     self.log(metrics)
