@@ -405,7 +405,7 @@ def test_none_is_what_it_is_in_transformers_where_that_takes_it(tmp_path, transf
     assert same_on_both(script, tmp_path) == {"output_dir": "trainer_output", "debug": []}
 
 
-def test_arguments_start_nothing_and_a_trainer_does(tmp_path):
+def test_arguments_start_nothing(tmp_path):
     forget_states()
     arguments = TrainingArguments(str(tmp_path), use_cpu=True)
     assert not PartialState._shared_state

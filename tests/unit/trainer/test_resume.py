@@ -97,6 +97,13 @@ def test_the_comparison_would_notice_another_dropout(tmp_path):
     assert not torch.equal(*ends)
 
 
+def test_what_a_checkpoint_holds(tmp_path):
+    run_busily(tmp_path, save_strategy="epoch")
+    names = {path.name for path in (tmp_path / "checkpoint-4").iterdir()}
+    assert {"model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl", "trainer_state.json"} <= names
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-8"]
+
+
 def test_an_incomplete_save_is_never_taken_for_a_checkpoint(tmp_path):
     trainer = busy_trainer(tmp_path, **SETTINGS["steps"], save_total_limit=1)
     saves = []
@@ -158,6 +165,14 @@ def test_early_stopping_counts_on_and_a_stopped_run_stays_stopped(tmp_path):
         run(tmp_path / "killed", False, At("on_save", 3, kill))
     assert_same_end(run(tmp_path / "killed", True), straight)
     assert_same_end(run(tmp_path / "killed", True), straight)
+
+
+def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path):
+    settings = SETTINGS["steps"] | {"lr_scheduler_type": "constant"}
+    run_busily(tmp_path, **settings, num_train_epochs=1)
+    longer = run_busily(tmp_path, resume=True, **settings, num_train_epochs=2)
+    straight = run_busily(tmp_path / "straight", **settings, num_train_epochs=2)
+    assert torch.equal(weights(longer), weights(straight))
 
 
 class ThreeSteps(TrainerCallback):
