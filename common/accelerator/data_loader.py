@@ -96,9 +96,7 @@ def prepare_data_loader(
         num_processes = state.num_processes
     process_index = state.process_index if process_index is None else process_index
     index_sampler = index_sampler_of(dataloader)
-    if split_batches:
-        check_split(getattr(index_sampler, "batch_size", None), num_processes)
-    _check_sharing(dataloader, num_processes, dispatch_batches)
+    _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
     if not dataloader.in_order:
         logger.warning("a loader with in_order=False is read in order")
     if use_seedable_sampler:
@@ -168,11 +166,14 @@ def _draws_alike_on_all(sampler: Any, rng_types: list[str] | None) -> bool:
     return all(torch.equal(state, other) for other in states)
 
 
-def _check_sharing(dataloader: DataLoader, num_processes: int, dispatch_batches: bool) -> None:
+def _check_sharing(dataloader: DataLoader, num_processes: int, split_batches: bool, dispatch_batches: bool) -> None:
     """Refuse a loader that several processes cannot share, and warn if it may be shared already."""
+    index_sampler = index_sampler_of(dataloader)
+    if split_batches:
+        check_split(getattr(index_sampler, "batch_size", None), num_processes)
     if num_processes == 1:
         return
-    samplers = sampler_chain(index_sampler_of(dataloader))
+    samplers = sampler_chain(index_sampler)
     chain = [sampler for sampler in samplers if not isinstance(sampler, SkipBatchSampler)]
     for sampler in chain:  # A script's own DistributedSampler may draw from another sampler.
         if isinstance(sampler, (DistributedSampler, DistributedEvalSampler)) and sampler.num_replicas > 1:

@@ -1,13 +1,12 @@
 """Flags: defaults, and every wrong one answered by a single line."""
 
+import shlex
 from datetime import timedelta
-from unittest import mock
-from unittest.mock import DEFAULT
 
 import pytest
 import torch
 
-from common import ladder, start
+from common import ladder
 from common.accelerator.state import AcceleratorState
 from common.args import parse_args
 from common.checkpoints.schedule import CheckpointInterval
@@ -17,6 +16,8 @@ from common.levels import ONE_PROCESS
 from common.settings import fit_to_machine
 from common.start import prepare_process
 from tests.levels import FULL, SHORT
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # The start of a run changes the number.
 
 DEFAULTS = {
     "epochs": 1,
@@ -79,23 +80,24 @@ def gpus(monkeypatch):
     return pretend
 
 
-def parse(level: str, *argv: str):
-    path = level if "/" in level else f"{level}/train"
-    return parse_args(f"/anywhere/{path}.py", list(argv))
+def parse(command: str):
+    """The flags of a command such as "00_single_gpu --epochs 2"."""
+    script, *argv = shlex.split(command)
+    path = script if "/" in script else f"{script}/train"
+    return parse_args(f"/anywhere/{path}.py", argv)
 
 
-def fit(level: str, *argv: str):
-    return fit_to_machine(parse(level, *argv))
+def fit(command: str):
+    return fit_to_machine(parse(command))
 
 
-def launch(level: str, *argv: str):
-    with mock.patch.multiple(start, end_with_launcher=DEFAULT, keep_large_blocks=DEFAULT, share_out_cores=DEFAULT):
-        return prepare_process(parse(level, *argv))
+def start(command: str):
+    return prepare_process(parse(f"{command} --allocator system"))  # This process keeps its own allocator.
 
 
-def refusal(step, *args) -> str:
+def refusal(step, command: str) -> str:
     with pytest.raises(UserError) as caught:
-        step(*args)
+        step(command)
     return str(caught.value)
 
 
@@ -116,51 +118,60 @@ def test_defaults_are_the_contract(level, monkeypatch):
 def test_mnist_root_is_where_the_data_are_by_default(monkeypatch):
     monkeypatch.setenv("MNIST_ROOT", "/elsewhere")
     assert parse(FULL).data_dir == "/elsewhere"
-    assert parse(FULL, "--data-dir", "here").data_dir == "here"
+    assert parse(f"{FULL} --data-dir here").data_dir == "here"
 
 
-@pytest.mark.parametrize(
-    "level, argv, message",
-    [
-        ("00_single_gpu", ["--epochs", "0"], "argument --epochs: must be a whole number of at least 1, not '0'"),
-        ("00_single_gpu", ["--seed", "-1"], "argument --seed: must be a whole number from 0 to 4000000000"),
-        ("00_single_gpu", ["--save", "/no/such/folder/w.pt"], "it must be a file in a folder that exists"),
-        ("00_single_gpu", ["--batch", "64"], "unknown argument --batch"),
-        ("00_single_gpu", ["--data", "device", "--num-workers", "1"], "nothing for loader workers to do"),
-        ("03_accelerate", ["--mixed-precision=bf16"], "belongs to 03_accelerate/train_full and 04_trainer/train_full"),
-        (FULL, ["--checkpoint-dir", ""], "argument --checkpoint-dir: must name a folder"),
-        (FULL, ["--checkpoint-dir", f"{__file__}/a/b"], "argument --checkpoint-dir: nothing can be written to"),
-        ("02_ddp_raw", [], "02_ddp_raw needs torchrun: torchrun --standalone"),
-        ("00_single_gpu", ["--device", "mps"], "CUDA_VISIBLE_DEVICES says which GPUs"),
-        (FULL, ["--checkpoint-every", "1m"], "seconds as in 60s, from 1 to 999999999, not '1m'"),
-        ("00_single_gpu", ["--replicas"], "--replicas belongs to 01_data_parallel, not to 00_single_gpu"),
-    ],
-)
-def test_a_wrong_value_is_one_clear_line(level, argv, message, capsys):
-    assert message in refusal(launch, level, *argv)
+WRONG_VALUES = {
+    "00_single_gpu --epochs 0": "argument --epochs: must be a whole number of at least 1, not '0'",
+    "00_single_gpu --seed -1": "argument --seed: must be a whole number from 0 to 4000000000, not '-1'",
+    "00_single_gpu --save /no/such/folder/w.pt": "argument --save: '/no/such/folder/w.pt' cannot be written: "
+    "it must be a file in a folder that exists",
+    "00_single_gpu --batch 64": "unknown argument --batch; 00_single_gpu/train.py --help lists the flags",
+    "00_single_gpu --data device --num-workers 1": "argument --data: on the device there is nothing for "
+    "loader workers to do; leave --num-workers out",
+    "00_single_gpu --device mps": "argument --device: 'mps' is not auto, cpu or cuda; "
+    "CUDA_VISIBLE_DEVICES says which GPUs to use",
+    "00_single_gpu --replicas": "--replicas belongs to 01_data_parallel, not to 00_single_gpu",
+    "02_ddp_raw": "02_ddp_raw needs torchrun: torchrun --standalone --nproc-per-node 2 02_ddp_raw/train.py",
+    "03_accelerate --mixed-precision=bf16": "--mixed-precision belongs to 03_accelerate/train_full "
+    "and 04_trainer/train_full, not to 03_accelerate",
+    f"{FULL} --checkpoint-dir ''": "argument --checkpoint-dir: must name a folder",
+    f"{FULL} --checkpoint-dir {__file__}/a": f"argument --checkpoint-dir: nothing can be written to '{__file__}/a'",
+    f"{FULL} --checkpoint-every 1m": "argument --checkpoint-every: must be a whole number of steps, "
+    "or of seconds as in 60s, from 1 to 999999999, not '1m'",
+}
+
+
+@pytest.mark.parametrize("command", WRONG_VALUES)
+def test_a_wrong_value_is_one_clear_line(command, capsys):
+    message = refusal(start, command)
+    assert message == WRONG_VALUES[command]
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert captured.out == "" and captured.err == f"error: {message}\n"
 
 
 @pytest.mark.parametrize("given, meant", [("a/../b", "{here}/b"), ("~/c", "{here}/home/c"), ("{here}/d", "{here}/d")])
 def test_the_folder_of_checkpoints_is_an_absolute_path(given, meant, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", f"{tmp_path}/home")
-    assert parse(FULL, "--checkpoint-dir", given.format(here=tmp_path)).checkpoint_dir == meant.format(here=tmp_path)
+    args = parse(f"{FULL} --checkpoint-dir {given.format(here=tmp_path)}")
+    assert args.checkpoint_dir == meant.format(here=tmp_path)
 
 
 def test_without_a_gpu_the_device_is_the_cpu(gpus):
     gpus(0)
     assert fit("00_single_gpu").device == torch.device("cpu")
-    assert "torch finds no GPU" in refusal(fit, "00_single_gpu", "--device", "cuda")
+    message = "argument --device: 'cuda' cannot be used here (torch finds no GPU); try --device cpu"
+    assert refusal(fit, "00_single_gpu --device cuda") == message
 
 
 @pytest.mark.parametrize("level", ONE_PROCESS)
 def test_one_process_chooses_among_the_gpus(level, gpus):
     gpus(2)
-    assert fit(level).device == fit(level, "--device", "cuda").device == torch.device("cuda", 0)
-    assert fit(level, "--device", "cuda:1").device == torch.device("cuda", 1)
-    assert "'cuda:2' cannot be used here (GPUs 0 to 1 are visible)" in refusal(fit, level, "--device", "cuda:2")
+    assert fit(level).device == fit(f"{level} --device cuda").device == torch.device("cuda", 0)
+    assert fit(f"{level} --device cuda:1").device == torch.device("cuda", 1)
+    message = "argument --device: 'cuda:2' cannot be used here (GPUs 0 to 1 are visible)"
+    assert refusal(fit, f"{level} --device cuda:2") == message
 
 
 @pytest.mark.parametrize("level", ladder.DISTRIBUTED)
@@ -168,50 +179,63 @@ def test_a_rank_does_not_choose_its_gpu(level, gpus, torchrun):
     gpus(2)
     torchrun()
     assert fit(level).device == torch.device("cuda")
-    assert "set CUDA_VISIBLE_DEVICES=1" in refusal(fit, level, "--device", "cuda:1")
+    message = "argument --device: 'cuda:1': each process takes the GPU of its local rank; "
+    message += "to choose among them set CUDA_VISIBLE_DEVICES=1"
+    assert refusal(fit, f"{level} --device cuda:1") == message
 
 
 def test_level_02_needs_a_gpu_for_each_rank_or_none(gpus, torchrun):
     torchrun(processes=4)
     gpus(2)
-    assert "4 processes need as many GPUs, 2 are visible" in refusal(launch, "02_ddp_raw", "--device", "cuda")
-    launch("02_ddp_raw", "--device", "cpu")
+    message = "4 processes need as many GPUs, 2 are visible: start fewer, or add --device cpu"
+    assert refusal(start, "02_ddp_raw --device cuda") == message
+    start("02_ddp_raw --device cpu")
     gpus(4)
-    launch("02_ddp_raw", "--device", "cuda")
+    start("02_ddp_raw --device cuda")
 
 
 @pytest.mark.parametrize(
-    "level, processes, flags, message",
+    ("command", "processes", "message"),
     [
-        ("00_single_gpu", 3, "", "00_single_gpu is one process, but WORLD_SIZE is 3"),
-        (FULL, 3, "", "--batch-size 64 is not divisible by 3 (3 processes): use 63 or 66"),
-        (FULL, 3, "--gradient-accumulation-steps 2", "64 is not divisible by 6 (3 processes × 2 accumulation steps)"),
-        (ladder.MESH, 6, "--tensor 2", "--batch-size 64 is not divisible by 3 (3 rows of 2 processes): use 63 or 66"),
-        (ladder.MESH, 4, "--tensor 3", "3 does not divide the number of processes, 4"),
-        (ladder.MESH, 3, "--tensor 3", "3 does not divide fc1's outputs, 128"),
+        ("00_single_gpu", 3, "00_single_gpu is one process, but WORLD_SIZE is 3: unset it"),
+        (FULL, 3, "--batch-size 64 is not divisible by 3 (3 processes): use 63 or 66"),
+        (
+            f"{FULL} --gradient-accumulation-steps 2",
+            3,
+            "--batch-size 64 is not divisible by 6 (3 processes × 2 accumulation steps): use 60 or 66",
+        ),
+        (ladder.MESH, 6, "--batch-size 64 is not divisible by 3 (3 rows of 2 processes): use 63 or 66"),
+        (f"{ladder.MESH} --tensor 3", 4, "--tensor 3 does not divide the number of processes, 4"),
+        (f"{ladder.MESH} --tensor 3", 3, "--tensor 3 does not divide fc1's outputs, 128: it must be a power of 2"),
     ],
 )
-def test_flags_that_processes_cannot_share_are_refused(level, processes, flags, message, torchrun):
+def test_flags_that_processes_cannot_share_are_refused(command, processes, message, torchrun):
     torchrun(processes)
-    assert message in refusal(launch, level, "--device", "cpu", *flags.split())
-    launch(ladder.MESH, "--device", "cpu", "--tensor", "1", "--batch-size", "48")
+    assert refusal(start, f"{command} --device cpu") == message
+
+
+def test_a_row_of_one_process_takes_any_number_of_them(torchrun):
+    torchrun(processes=3)
+    start(f"{ladder.MESH} --device cpu --tensor 1 --batch-size 48")
 
 
 def test_replicas_are_the_visible_gpus_and_at_least_two(gpus):
     gpus(3)
     assert fit("01_data_parallel").replicas == 3
-    assert "4 replicas need as many GPUs, 3 are visible" in refusal(fit, "01_data_parallel", "--replicas", "4")
+    message = "argument --replicas: 4 replicas need as many GPUs, 3 are visible"
+    assert refusal(fit, "01_data_parallel --replicas 4") == message
     gpus(0)
     assert fit("01_data_parallel").replicas == 2
-    assert fit("01_data_parallel", "--replicas", "5").replicas == 5
+    assert fit("01_data_parallel --replicas 5").replicas == 5
 
 
 def test_only_the_machine_of_rank_0_needs_the_folder_of_the_results(tmp_path, torchrun):
     path = tmp_path / "of_the_first_machine" / "w.pt"
     torchrun()
-    assert "must be a file in a folder that exists" in refusal(launch, "02_ddp_raw", "--save", str(path))
+    message = f"argument --save: '{path}' cannot be written: it must be a file in a folder that exists"
+    assert refusal(start, f"02_ddp_raw --save {path}") == message
     torchrun(rank=1)
-    assert launch("02_ddp_raw", "--save", str(path)).save == path
+    assert start(f"02_ddp_raw --save {path}").save == path
 
 
 def test_a_train_full_takes_what_the_launcher_says(monkeypatch):
@@ -219,31 +243,37 @@ def test_a_train_full_takes_what_the_launcher_says(monkeypatch):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     settings = fit(FULL)
     assert (settings.mixed_precision, settings.gradient_accumulation_steps) == ("bf16", 4)
-    assert fit(FULL, "--mixed-precision", "no").mixed_precision == "no"
+    assert fit(f"{FULL} --mixed-precision no").mixed_precision == "no"
     assert fit("00_single_gpu").mixed_precision == "no"
 
 
-@pytest.mark.parametrize(
-    "script, flags, launchers, message",
-    [
-        (FULL, "", "MIXED_PRECISION=fp8", "PRECISION is 'fp8': it must be no, fp16 or bf16"),
-        (FULL, "", "GRADIENT_ACCUMULATION_STEPS=auto", "STEPS is 'auto': it must be a whole number"),
-        (FULL, "--gradient-accumulation-steps 2", "GRADIENT_ACCUMULATION_STEPS=4", "=4 contradicts --gradient-acc"),
-        ("04_trainer", "", "GRADIENT_ACCUMULATION_STEPS=4", "=4 contradicts --gradient-accumulation-steps 1: give one"),
-        ("03_accelerate", "", "MIXED_PRECISION=bf16", "=bf16: only train_full.py has --mixed-precision"),
-        ("00_single_gpu", "--cores-per-device 1", "CPU_THREADS=3", "=3 contradicts --cores-per-device 1: give one of"),
-    ],
-)
-def test_flags_that_contradict_the_launcher_are_refused(script, flags, launchers, message, monkeypatch):
-    monkeypatch.setenv(*f"ACCELERATE_{launchers}".split("="))
-    found = refusal(fit, script, "--device", "cpu", *flags.split())
-    assert message in found and launchers.partition("=")[0] in found
+LAUNCHED_OTHERWISE = {
+    f"ACCELERATE_MIXED_PRECISION=fp8 {FULL}": "ACCELERATE_MIXED_PRECISION is 'fp8': it must be no, fp16 or bf16",
+    f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS=auto {FULL}": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS is 'auto': "
+    "it must be a whole number of at least 1",
+    f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 {FULL} --gradient-accumulation-steps 2": "the launcher's "
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 contradicts --gradient-accumulation-steps 2: give one, to train_full.py",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 04_trainer": "the launcher's "
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4 contradicts --gradient-accumulation-steps 1: give one, to train_full.py",
+    "ACCELERATE_MIXED_PRECISION=bf16 03_accelerate": "the launcher's ACCELERATE_MIXED_PRECISION=bf16: "
+    "only train_full.py has --mixed-precision",
+    "ACCELERATE_CPU_THREADS=3 00_single_gpu --cores-per-device 1": "the launcher's ACCELERATE_CPU_THREADS=3 "
+    "contradicts --cores-per-device 1: give one of them",
+}
+
+
+@pytest.mark.parametrize("launched", LAUNCHED_OTHERWISE)
+def test_flags_that_contradict_the_launcher_are_refused(launched, monkeypatch):
+    variable, command = launched.split(maxsplit=1)
+    monkeypatch.setenv(*variable.split("="))
+    assert refusal(fit, f"{command} --device cpu") == LAUNCHED_OTHERWISE[launched]
 
 
 @pytest.mark.parametrize("name, value", [("WORLD_SIZE", ""), ("RANK", "x"), ("LOCAL_WORLD_SIZE", "0")])
 def test_a_launchers_variable_that_is_no_number_is_one_line(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
-    assert f"{name} is {value!r}: it must be a whole number" in refusal(launch, "00_single_gpu", "--device", "cpu")
+    message = refusal(start, "00_single_gpu --device cpu")
+    assert message.startswith(f"{name} is {value!r}: it must be a whole number of at least ")
 
 
 @pytest.mark.parametrize("script", ladder.WITH_CHECKPOINTS)
@@ -252,15 +282,20 @@ def test_the_precision_is_that_of_the_flag_where_both_are_given(script, launcher
     """A second run in the same process, without the flag, has the launcher's."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launchers)
     module = ladder.load(script)
-    for flags, expected in (["--mixed-precision", flag], flag), ([], launchers):
+    command = f"{script} {shlex.join(SHORT)} --device cpu"
+
+    def precision_of(command: str) -> str:
         AcceleratorState._reset_state(reset_partial_state=True)
-        module.train(launch(script, *SHORT, *flags, "--device", "cpu"))
-        assert AcceleratorState().mixed_precision == expected
+        module.train(start(command))
+        return AcceleratorState().mixed_precision
+
+    assert precision_of(f"{command} --mixed-precision {flag}") == flag
+    assert precision_of(command) == launchers
 
 
 @pytest.mark.parametrize("precision, warnings", [("fp16", 1), ("bf16", 0), ("no", 0)])
 def test_a_slow_precision_on_a_cpu_is_warned_of_once(precision, warnings, capsys, torchrun):
     for rank in (0, 1):
         torchrun(rank=rank)
-        launch(FULL, "--mixed-precision", precision, "--device", "cpu")
+        start(f"{FULL} --mixed-precision {precision} --device cpu")
     assert capsys.readouterr().err.count("warning: ") == warnings

@@ -185,23 +185,18 @@ def test_tests_of_the_core_import_nothing_of_benchmarks():
     assert [str(each) for each in found if top(each.imported) == "benchmarks"] == []
 
 
-def modules_below(importers: set[str]) -> set[str]:
-    """The modules of this project that the scripts stand on, themselves included."""
-    modules = set(importers)
-    waiting = list(importers)
-    while waiting:
-        importer = waiting.pop()
-        for found in imports():
-            is_ours = found.imported in MODULES
-            if found.importer == importer and is_ours and found.imported not in modules:
-                modules.add(found.imported)
-                waiting.append(found.imported)
+def modules_below(importer: str, found_before: frozenset[str] = frozenset()) -> frozenset[str]:
+    """The modules of this project that a script stands on, itself included."""
+    modules = found_before | {importer}
+    for found in imports():
+        if found.importer == importer and found.imported in MODULES and found.imported not in modules:
+            modules = modules_below(found.imported, modules)
     return modules
 
 
 @pytest.mark.parametrize("level", ["00_single_gpu", "01_data_parallel", "02_ddp_raw"])
 def test_levels_in_plain_torch_stand_on_little(level):
-    modules = modules_below({f"{level}.train"})
+    modules = modules_below(f"{level}.train")
     assert "common.instruments.clock" in modules
     assert not {"common.accelerator", "common.trainer"} & {room(module) for module in modules}
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from shutil import copytree
 from unittest import mock
@@ -101,23 +102,33 @@ def test_a_missing_folder_is_named(accelerator, tmp_path):
 
 
 def numbering(folder, **config):
+    """An Accelerator of a new run, which numbers its checkpoints from 0."""
     forget_states()
     config = ProjectConfiguration(project_dir=folder, automatic_checkpoint_naming=True, **config)
     return Accelerator(project_config=config, cpu=True)
+
+
+def save_numbers(accelerator, numbers) -> None:
+    accelerator.project_configuration.iteration = numbers[0]
+    for _ in numbers:
+        accelerator.save_state()
 
 
 def kept(folder: Path) -> set[str]:
     return {path.name for path in (folder / "checkpoints").iterdir()}
 
 
-def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
+def test_automatic_naming_keeps_the_newest_by_number(tmp_path):
     # https://github.com/huggingface/accelerate/issues/1163
+    save_numbers(numbering(tmp_path, total_limit=2), range(12))
+    assert kept(tmp_path) == {"checkpoint_10", "checkpoint_11"}
+
+
+def test_a_new_run_loads_the_newest_and_goes_on_with_the_next_number(tmp_path):
     accelerator = numbering(tmp_path, total_limit=2)
     with pytest.raises(CheckpointError, match="no complete and undamaged checkpoint"):
         accelerator.load_state()
-    for _ in range(12):
-        accelerator.save_state()
-    assert kept(tmp_path) == {"checkpoint_10", "checkpoint_11"}
+    save_numbers(accelerator, range(10, 12))
     accelerator = numbering(tmp_path, total_limit=2)
     with mock.patch.object(checkpoint_manifest, "describe", wraps=checkpoint_manifest.describe) as describe:
         accelerator.load_state()
@@ -125,31 +136,36 @@ def test_automatic_naming_keeps_the_newest_and_continues_after_a_load(tmp_path):
     assert accelerator.project_configuration.iteration == accelerator.save_iteration == 12
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_11", "checkpoint_12"}
-    accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_11")  # back by one, as after a loss that is no number
-    accelerator.save_state()
-    assert kept(tmp_path) == {"checkpoint_12", "checkpoint_13"}
+
+
+@pytest.mark.parametrize("in_a_new_run", [False, True])
+def test_after_a_load_of_an_older_checkpoint_the_next_number_is_that_after_the_newest(in_a_new_run, tmp_path):
     accelerator = numbering(tmp_path)
-    accelerator.load_state(tmp_path / "checkpoints" / "checkpoint_12")  # and the same in a new run
-    assert accelerator.project_configuration.iteration == 14
-    accelerator.project_configuration.iteration = 13
+    save_numbers(accelerator, range(11, 13))
+    if in_a_new_run:
+        accelerator = numbering(tmp_path)
+    accelerator.load_state(tmp_path / "checkpoints/checkpoint_11")  # back by one, as after a loss that is no number
+    accelerator.save_state()
+    assert kept(tmp_path) == {"checkpoint_11", "checkpoint_12", "checkpoint_13"}
+
+
+def test_a_number_that_is_taken_is_refused_and_stays_as_in_the_original(tmp_path):
+    accelerator = numbering(tmp_path)
+    accelerator.save_state()
+    accelerator.project_configuration.iteration = 0
     with pytest.raises(ValueError, match="already exists"):
         accelerator.save_state()
-    assert accelerator.project_configuration.iteration == 13, "as in the original"
+    assert accelerator.project_configuration.iteration == 0
 
 
 def test_total_limit_never_removes_what_was_just_written(tmp_path):
-    accelerator = numbering(tmp_path)
-    accelerator.project_configuration.iteration = 10
-    accelerator.save_state()
-    accelerator.save_state()
-    accelerator = numbering(tmp_path, total_limit=2)  # a new run, that numbers from 0
+    save_numbers(numbering(tmp_path), range(10, 12))
+    accelerator = numbering(tmp_path, total_limit=2)
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_0", "checkpoint_11"}
     accelerator.save_state()
     assert kept(tmp_path) == {"checkpoint_0", "checkpoint_1"}
-    accelerator = numbering(tmp_path, total_limit=0)
-    accelerator.project_configuration.iteration = 5
-    accelerator.save_state()
+    save_numbers(numbering(tmp_path, total_limit=0), [5])
     assert kept(tmp_path) == {"checkpoint_5"}
 
 
@@ -195,35 +211,37 @@ def test_a_read_only_folder_is_loaded_and_an_interrupted_save_stays_in_it(tmp_pa
 
 def test_the_newest_complete_checkpoint_is_picked_and_the_others_are_set_aside(tmp_path, caplog):
     accelerator = numbering(tmp_path)
-    thing = accelerator.prepare(torch.nn.Linear(1, 1))
-    for value in (1.0, 2.0, 3.0, 4.0):
-        torch.nn.init.constant_(thing.bias, value)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    for number in range(4):
+        torch.nn.init.constant_(model.bias, number)
         accelerator.save_state()
     folder = tmp_path / "checkpoints"
     (folder / "checkpoint_3/manifest.json").unlink()
     (folder / "checkpoint_2/model.safetensors").write_bytes(b"")
     (folder / "checkpoint_9").mkdir()
     (folder / "checkpoint_text").mkdir()
-    (folder / ".checkpoint_4.draft_0").mkdir()  # of a run that was killed
+    accelerator = numbering(tmp_path)
+    model = accelerator.prepare(torch.nn.Linear(1, 1))
+    accelerator.load_state()
+    assert model.bias.item() == 1.0 and accelerator.project_configuration.iteration == 2
+    assert "checkpoint_3 holds no manifest" in caplog.text and "checkpoint_2/model.safetensors" in caplog.text
+    names = sorted(re.sub(r"\.damaged-.*", " set aside", name) for name in kept(tmp_path))
+    set_aside = ["checkpoint_2 set aside", "checkpoint_3 set aside", "checkpoint_9 set aside"]
+    assert names == ["checkpoint_0", "checkpoint_1", *set_aside, "checkpoint_text"]
+
+
+def test_a_new_run_removes_the_remains_of_one_that_was_killed_and_keeps_a_part_that_waits(tmp_path):
+    accelerator = numbering(tmp_path)
+    save_numbers(accelerator, range(2))
+    folder = tmp_path / "checkpoints"
+    (folder / ".checkpoint_4.draft_0").mkdir()
     (folder / ".checkpoint_4.part_1_id").mkdir()
     (folder / "checkpoint_1/.draft_1").mkdir()
     (folder / ".checkpoint_0.removed").mkdir()
     manifest = json.loads((folder / "checkpoint_0/manifest.json").read_text()) | {"rank": 1, "files": {}}
-    part = folder / f".checkpoint_0.part_1_{manifest['save']}"  # It waits to be moved.
-    part.mkdir()
-    (part / "manifest_1.json").write_text(json.dumps(manifest))
-    accelerator = numbering(tmp_path)
-    thing = accelerator.prepare(torch.nn.Linear(1, 1))
-    accelerator.load_state()
-    assert (folder / "checkpoint_0/manifest_1.json").exists()
-    assert thing.bias.item() == 2.0 and accelerator.project_configuration.iteration == 2
-    assert "checkpoint_3 holds no manifest" in caplog.text and "checkpoint_2/model.safetensors" in caplog.text
-    assert not list((folder / "checkpoint_1").glob(".*"))
-    assert sorted(name[:20] for name in kept(tmp_path)) == [
-        "checkpoint_0",
-        "checkpoint_1",
-        "checkpoint_2.damaged",
-        "checkpoint_3.damaged",
-        "checkpoint_9.damaged",
-        "checkpoint_text",
-    ]
+    waiting = folder / f".checkpoint_0.part_1_{manifest['save']}"
+    waiting.mkdir()
+    (waiting / "manifest_1.json").write_text(json.dumps(manifest))
+    numbering(tmp_path).load_state()
+    assert (folder / "checkpoint_0/manifest_1.json").exists(), "the part of rank 1 was not moved into its checkpoint"
+    assert not list(folder.rglob(".*"))

@@ -4,7 +4,8 @@ import itertools
 import pkgutil
 import shutil
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +22,10 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 class Loaded(NamedTuple):
+    """The step of what a rank has loaded of a checkpoint; None if its random state was not loaded."""
+
     weights_step: float
-    random_step: int | None  # None if this rank's random state was not loaded.
+    random_step: int | None
 
 
 UNTOUCHED_SEED = 9  # Of no step: it would be rank 9's, and there are at most four ranks.
@@ -42,12 +45,30 @@ class Run:
         torch.nn.init.constant_(self.model.bias, number)
         torch.manual_seed(10 * number + self.rank)
 
+    def save(self, number: int, folder: Path | None = None, *, all_ranks: bool = False) -> None:
+        self.step(number)
+        self.accelerator.save_state(folder, all_ranks=all_ranks)
+
     def load(self, folder: Path | None = None) -> Loaded:
         torch.manual_seed(UNTOUCHED_SEED)
         self.accelerator.load_state(folder)
         seed = torch.initial_seed()
         random_step = None if seed == UNTOUCHED_SEED else (seed - self.rank) // 10
         return Loaded(self.model.bias.item(), random_step)
+
+
+class Interruption(NamedTuple):
+    """A save of several ranks, one of which is killed.
+
+    Attributes:
+        numbered: the save has a folder of its own, for which the older one makes room. Otherwise it is over the older.
+        all_ranks: the save has the parts of all ranks or none.
+    """
+
+    world: int
+    killed_rank: int
+    numbered: bool = False
+    all_ranks: bool = False
 
 
 class Killed(Exception):
@@ -57,8 +78,9 @@ class Killed(Exception):
 FILE_OPERATIONS = ["os.rename", "os.replace", "os.mkdir", "os.unlink", "os.rmdir", "io.open", "torch.save"]
 
 
-def save_unless_killed(run: Run, place: Path | None, all_ranks: bool, operations: int) -> bool:
-    """Save, but die before the file operation after so many. Returns True if the save came to its end."""
+@contextmanager
+def killed_after(operations: int) -> Iterator[None]:
+    """The file operation after so many raises Killed."""
     done = itertools.count()
 
     def interruptible(function):
@@ -72,77 +94,80 @@ def save_unless_killed(run: Run, place: Path | None, all_ranks: bool, operations
     with pytest.MonkeyPatch.context() as patched:
         for name in FILE_OPERATIONS:
             patched.setattr(name, interruptible(pkgutil.resolve_name(name)))
-        try:
-            run.accelerator.save_state(place, all_ranks=all_ranks)
-        except (Killed, RemoteError):
-            return False
-    return True
+        yield
 
 
-def killed_after(root: Path, operations: int, victim: int, numbered: bool, all_ranks: bool) -> bool:
-    """Save step 1, kill the victim after so many file operations of its save of step 2, and load in a new run.
+def loadable(case: Interruption, rank: int, all_saved: bool) -> list[Loaded]:
+    """All that the checkpoint on the disk may hold for a rank after the interrupted save of step 2 over step 1."""
+    old = Loaded(weights_step=1, random_step=1)
+    new = Loaded(weights_step=2, random_step=2)
+    new_without_the_part_of_this_rank = Loaded(weights_step=2, random_step=None)
+    if all_saved:
+        return [new]
+    if rank == case.killed_rank != 0 and not case.all_ranks:
+        return [old, new, new_without_the_part_of_this_rank]
+    return [old, new]
 
-    Returns True if the save has come to its end on all ranks.
+
+def save_is_complete(folder: Path, case: Interruption, operations: int) -> bool:
+    """True if all ranks come to the end of a save in which one is killed after so many file operations.
+
+    first run:   all save step 1, all save step 2 but one is killed
+    second run:  all load what is on the disk, save step 3 and load it
     """
-    naming = {"automatic_checkpoint_naming": True, "total_limit": 1} if numbered else {}
-    folder = root / str(operations)
-    place = None if numbered else folder / "c"
+    naming = {"automatic_checkpoint_naming": True, "total_limit": 1} if case.numbered else {}
+    place = None if case.numbered else folder / "c"
+
     run = Run(folder, **naming)
-    run.step(1)
-    run.accelerator.save_state(place)
+    run.save(1, place)
     run.accelerator.wait_for_everyone()
-    run.step(2)
-    is_saved = save_unless_killed(run, place, all_ranks, operations if run.rank == victim else sys.maxsize)
+    limit = operations if run.rank == case.killed_rank else sys.maxsize
+    is_saved = False
+    with suppress(Killed, RemoteError), killed_after(limit):
+        run.save(2, place, all_ranks=case.all_ranks)
+        is_saved = True
     all_saved = all(gather_object([is_saved]))
 
     run = Run(folder, **naming)
     loaded = run.load(place)
-    possible = [Loaded(weights_step=2, random_step=2)]
-    if not all_saved:
-        possible.append(Loaded(weights_step=1, random_step=1))
-    if not all_saved and not all_ranks and run.rank == victim != 0:
-        possible.append(Loaded(weights_step=2, random_step=None))  # The main process alone has saved.
-    assert loaded in possible, operations
-    assert len({each.weights_step for each in gather_object([loaded])}) == 1, operations
-    run.step(3)
-    run.accelerator.save_state(place)  # The run goes on.
-    assert run.load(place) == Loaded(3, 3), operations
+    assert loaded in loadable(case, run.rank, all_saved), f"killed after {operations} file operations"
+    assert len({each.weights_step for each in gather_object([loaded])}) == 1, "ranks have loaded different checkpoints"
+    run.save(3, place)
+    assert run.load(place) == Loaded(3, 3), f"the run does not go on after {operations} file operations"
     return all_saved
 
 
-def killed_after_each_operation(_, root: Path, *case) -> int:
-    """The number of file operations after which the save comes to its end. After a failure begin with its number."""
-    return next(operations for operations in itertools.count() if killed_after(root, operations, *case))
+def operations_of_a_save(_, root: Path, case: Interruption) -> int:
+    """The number of file operations of a save, each of which has been interrupted. After a failure begin with it."""
+    for operations in itertools.count():
+        if save_is_complete(root / str(operations), case, operations):
+            return operations
 
 
-# With `numbered` the older checkpoint makes room for the new one; with `all_ranks` a save has all parts or none.
 @pytest.mark.parametrize(
-    ("world", "victim", "numbered", "all_ranks"),
+    "case",
     [
-        (1, 0, True, False),
-        pytest.param(1, 0, False, False, marks=pytest.mark.slow),
-        pytest.param(2, 0, False, True, marks=pytest.mark.slow),
-        pytest.param(2, 1, False, False, marks=pytest.mark.slow),
-        pytest.param(2, 1, False, True, marks=pytest.mark.slow),
-        pytest.param(2, 0, True, False, marks=pytest.mark.slow),
-        pytest.param(2, 1, True, True, marks=pytest.mark.slow),
+        Interruption(world=1, killed_rank=0, numbered=True),
+        pytest.param(Interruption(world=1, killed_rank=0), marks=pytest.mark.slow),
+        pytest.param(Interruption(world=2, killed_rank=0, all_ranks=True), marks=pytest.mark.slow),
+        pytest.param(Interruption(world=2, killed_rank=1), marks=pytest.mark.slow),
+        pytest.param(Interruption(world=2, killed_rank=1, all_ranks=True), marks=pytest.mark.slow),
+        pytest.param(Interruption(world=2, killed_rank=0, numbered=True), marks=pytest.mark.slow),
+        pytest.param(Interruption(world=2, killed_rank=1, numbered=True, all_ranks=True), marks=pytest.mark.slow),
     ],
+    ids=str,
 )
-def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(
-    world, victim, numbered, all_ranks, tmp_path
-):
-    assert on_ranks(world, killed_after_each_operation, tmp_path, victim, numbered, all_ranks)[victim] > 3
+def test_an_interruption_at_any_file_operation_leaves_a_complete_checkpoint(case, tmp_path):
+    assert on_ranks(case.world, operations_of_a_save, tmp_path, case)[case.killed_rank] > 3
 
 
 def saved_alone(_, folder: Path) -> Loaded:
     """The steps that are loaded after all ranks have saved step 0, and the main process alone step 1."""
     run = Run(folder)
-    run.step(0)
-    run.accelerator.save_state(folder / "c")
+    run.save(0, folder / "c")
     run.accelerator.wait_for_everyone()
-    run.step(1)
     if run.accelerator.is_main_process:
-        run.accelerator.save_state(folder / "c")
+        run.save(1, folder / "c")
     return run.load(folder / "c")
 
 
@@ -158,11 +183,9 @@ def saved_alone_then_together(_, folder: Path) -> Loaded:
     """The steps that are loaded after the main process has saved once more than the others."""
     run = Run(folder, automatic_checkpoint_naming=True)
     dist.monitored_barrier()  # Ids contain torch's count of collectives; this call makes it differ between the ranks.
-    run.step(0)
     if run.accelerator.is_main_process:
-        run.accelerator.save_state()
-    run.step(1)
-    run.accelerator.save_state(all_ranks=True)
+        run.save(0)
+    run.save(1, all_ranks=True)
     return run.load()
 
 
@@ -171,13 +194,11 @@ def test_all_save_to_one_folder_after_the_main_process_has_saved_alone(tmp_path)
     assert not list(tmp_path.glob("checkpoints/.*"))
 
 
-def saved_in_a_window(_, folder: Path) -> tuple:
-    """The steps, the gradient and the micro-batch that are loaded after the main process alone has saved."""
+def saved_in_a_window(_, folder: Path) -> dict:
+    """What is loaded after the main process alone has saved. Hooks of the script save and load the weights."""
     run = Run(folder)
     accelerator = run.accelerator
     accelerator.gradient_accumulation_steps = 2
-    with accelerator.accumulate(run.prepared):
-        accelerator.backward(run.prepared(torch.full((1, 1), 2.0 + run.rank)).sum())
 
     def save_hook(models, weights, draft):
         Path(draft, "weights").write_text(str(weights.pop()["bias"].item()))
@@ -187,20 +208,22 @@ def saved_in_a_window(_, folder: Path) -> tuple:
 
     accelerator.register_save_state_pre_hook(save_hook)
     accelerator.register_load_state_pre_hook(load_hook)
-    run.step(1)
+    with accelerator.accumulate(run.prepared):
+        accelerator.backward(run.prepared(torch.full((1, 1), 2.0 + run.rank)).sum())
+    assert run.model.weight.grad.item() == (2.0 + run.rank) / 2, "ranks do not differ within a window"
     if accelerator.is_main_process:
-        accelerator.save_state(folder / "c")
+        run.save(1, folder / "c")
     accelerator.wait_for_everyone()
     run.step(2)
     accelerator.step = 0
     loaded = run.load(folder / "c")
-    return loaded, run.model.weight.grad.item(), accelerator.step
+    return {"loaded": loaded, "gradient": run.model.weight.grad.item(), "micro_step": accelerator.step}
 
 
 def test_in_the_middle_of_a_window_the_others_go_on_with_the_gradients_of_the_main_process(tmp_path):
     main, other = on_ranks(2, saved_in_a_window, tmp_path)
-    assert main == (Loaded(weights_step=1, random_step=1), 1.0, 1)
-    assert other == (Loaded(weights_step=1, random_step=None), 1.0, 1)
+    assert main == {"loaded": Loaded(weights_step=1, random_step=1), "gradient": 1.0, "micro_step": 1}
+    assert other == {"loaded": Loaded(weights_step=1, random_step=None), "gradient": 1.0, "micro_step": 1}
 
 
 def saved_in_two_micro_steps(_, folder: Path) -> int:
@@ -245,20 +268,17 @@ def wait_until(event: str) -> None:
     dist.distributed_c10d._get_default_store().wait([event])
 
 
-def saved_late(_, folder: Path) -> tuple:
-    """The steps and the checkpoints after four saves, each of which removes the checkpoint before.
+def save_in_time(run: Run) -> None:
+    run.save(0)
+    tell("rank 0 has made save 0")
+    wait_until("rank 1 has begun save 0")
+    run.save(1)
+    run.save(2)
+    run.save(3)
+    tell("rank 0 has made save 3")
 
-        rank 0: save 0                  saves 1, 2 and 3
-        rank 1:         save 0 begins                     save 0 ends, save 1 fails, saves 2 and 3
 
-    The save that fails uses up a number, because the main process has saved.
-    """
-    run = Run(folder, automatic_checkpoint_naming=True, total_limit=1)
-
-    def save(number: int) -> None:
-        run.step(number)
-        run.accelerator.save_state()
-
+def save_late(run: Run) -> None:
     def come_late(*_) -> None:
         tell("rank 1 has begun save 0")
         wait_until("rank 0 has made save 3")
@@ -266,54 +286,56 @@ def saved_late(_, folder: Path) -> tuple:
     def fail(*_) -> None:
         raise KeyError
 
-    if run.accelerator.is_main_process:
-        save(0)
-        tell("rank 0 has made save 0")
-        wait_until("rank 1 has begun save 0")
-        for number in (1, 2, 3):
-            save(number)
-        tell("rank 0 has made save 3")
-    else:
-        wait_until("rank 0 has made save 0")
-        run.accelerator.register_save_state_pre_hook(come_late)
-        save(0)
-        failing = run.accelerator.register_save_state_pre_hook(fail)
-        with pytest.raises(KeyError):
-            save(1)
-        failing.remove()
-        for number in (2, 3):
-            save(number)
-    return run.load(), [path.name for path in (folder / "checkpoints").glob("checkpoint_*")]
+    wait_until("rank 0 has made save 0")
+    run.accelerator.register_save_state_pre_hook(come_late)
+    run.save(0)
+    failing = run.accelerator.register_save_state_pre_hook(fail)
+    with pytest.raises(KeyError):
+        run.save(1)
+    failing.remove()
+    run.save(2)
+    run.save(3)
+
+
+def saved_in_time_and_late(_, folder: Path) -> Loaded:
+    """What is loaded after four saves, each of which removes the checkpoint before.
+
+        rank 0: save 0                  saves 1, 2 and 3
+        rank 1:         save 0 begins                     save 0 ends, save 1 fails, saves 2 and 3
+
+    The save that fails uses up a number, because the main process has saved.
+    """
+    run = Run(folder, automatic_checkpoint_naming=True, total_limit=1)
+    save_all = save_in_time if run.accelerator.is_main_process else save_late
+    save_all(run)
+    return run.load()
 
 
 def test_a_rank_that_comes_late_completes_the_checkpoint_that_is_still_there(tmp_path):
-    assert on_ranks(2, saved_late, tmp_path) == [(Loaded(3, 3), ["checkpoint_3"])] * 2
+    assert on_ranks(2, saved_in_time_and_late, tmp_path) == [Loaded(weights_step=3, random_step=3)] * 2
+    assert [path.name for path in tmp_path.glob("checkpoints/checkpoint_*")] == ["checkpoint_3"]
 
 
-def saved_early(_, folder: Path) -> None:
-    """Rank 1 makes its part of "third" while rank 0 is about to remove the folder that had its part of "first".
-
-    rank 0:                                saves "first" until …                    … removes, saves "third"
-    rank 1: part of "first", fails in "second"                    part of "third"
-    """
+def complete_draft(folder: Path, save_id: str) -> Path:
+    """A part of this rank whose only file says of which save it is."""
     rank = PartialState().process_index
+    draft = checkpoint_folder.draft_of_this_rank(folder)
+    draft.mkdir()
+    (draft / f"file_{rank}").write_text(save_id)
+    checkpoint_folder.complete_draft(draft, save_id, is_main_part=rank == 0)
+    return draft
 
-    def written(save_id: str) -> Path:
-        draft = checkpoint_folder.draft_of_this_rank(folder)
-        draft.mkdir()
-        (draft / f"file_{rank}").write_text(save_id)
-        checkpoint_folder.complete_draft(draft, save_id, is_main_part=rank == 0)
-        return draft
 
-    if rank == 1:
-        checkpoint_folder.publish_rank_part(written("first"), folder, "first")
-        checkpoint_folder.remove(written("second"))
-        tell("rank 1 has failed")
-        wait_until("rank 0 is about to remove")
-        checkpoint_folder.publish_rank_part(written("third"), folder, "third")
-        tell("rank 1 has made its third part")
-        return
+def publish_early(folder: Path) -> None:
+    checkpoint_folder.publish_rank_part(complete_draft(folder, "first"), folder, "first")
+    checkpoint_folder.remove(complete_draft(folder, "second"))
+    tell("rank 1 has failed")
+    wait_until("rank 0 is about to remove")
+    checkpoint_folder.publish_rank_part(complete_draft(folder, "third"), folder, "third")
+    tell("rank 1 has made its third part")
 
+
+def publish_and_remove_late(folder: Path) -> None:
     def remove_late(path: Path, *, rmtree=shutil.rmtree) -> None:
         tell("rank 0 is about to remove")
         wait_until("rank 1 has made its third part")
@@ -322,14 +344,24 @@ def saved_early(_, folder: Path) -> None:
     wait_until("rank 1 has failed")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(shutil, "rmtree", remove_late)
-        checkpoint_folder.publish_main_part(written("first"), folder)
-    assert (folder / "file_1").read_text() == "first"
-    checkpoint_folder.publish_main_part(written("third"), folder)
-    assert (folder / "file_1").read_text() == "third"
+        checkpoint_folder.publish_main_part(complete_draft(folder, "first"), folder)
+    assert (folder / "file_1").read_text() == "first", "the first part of rank 1 is lost"
+    checkpoint_folder.publish_main_part(complete_draft(folder, "third"), folder)
+    assert (folder / "file_1").read_text() == "third", "the third part of rank 1 is lost"
+
+
+def published_early_and_late(_, folder: Path) -> None:
+    """Rank 1 makes its part of "third" while rank 0 is about to remove the folder that had its part of "first".
+
+    rank 0:                                saves "first" until …                    … removes, saves "third"
+    rank 1: part of "first", fails in "second"                    part of "third"
+    """
+    publish = publish_and_remove_late if PartialState().process_index == 0 else publish_early
+    publish(folder)
 
 
 def test_a_rank_that_comes_early_and_fails_in_its_second_save_loses_no_part(tmp_path):
-    on_ranks(2, saved_early, tmp_path / "c")
+    on_ranks(2, published_early_and_late, tmp_path / "c")
     assert not list(tmp_path.rglob(".*"))
 
 
@@ -343,8 +375,7 @@ def saved_in_each_others_way(_, folder: Path) -> Loaded:
         Path(draft, name).write_text(f"of rank {run.rank}")
 
     run.accelerator.register_save_state_pre_hook(hook)
-    run.step(1)
-    run.accelerator.save_state(folder / "c", all_ranks=True)
+    run.save(1, folder / "c", all_ranks=True)
     return run.load(folder / "c")
 
 

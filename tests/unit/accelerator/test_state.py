@@ -3,6 +3,7 @@
 import importlib
 import io
 from datetime import timedelta
+from operator import attrgetter
 from unittest import mock
 
 import pytest
@@ -21,36 +22,47 @@ from tests.unit.accelerator.several_processes import on_ranks
 
 
 def test_states_show_themselves_as_in_accelerate(libraries):
-    shown = []
+    ours, theirs = [library.Accelerator(cpu=True, mixed_precision="bf16") for library in libraries]
+    assert repr(ours.state) == repr(theirs.state)
+    assert str(ours.distributed_type) == str(theirs.distributed_type)
+    our_process, their_process = [repr(library.PartialState()) for library in libraries]
+    assert our_process == their_process
+    assert "Num processes: 1" in our_process
+
+
+@pytest.mark.parametrize(
+    ("attribute", "answer"),
+    [
+        ("deepspeed_plugin", None),
+        ("state.deepspeed_plugin", None),
+        ("parallelism_config", None),
+        ("state.parallelism_config", None),
+        ("torch_device_mesh", None),
+        ("multi_device", False),
+        ("non_blocking", False),
+        ("use_seedable_sampler", False),
+        ("use_stateful_dataloader", False),
+    ],
+)
+def test_an_accelerator_says_that_it_is_off(attribute, answer, libraries):
     for library in libraries:
-        accelerator = library.Accelerator(cpu=True, mixed_precision="bf16")
-        shown.append((repr(library.PartialState()), repr(accelerator.state), str(accelerator.distributed_type)))
-    assert shown[0] == shown[1] and "Num processes: 1" in shown[0][0]
+        assert attrgetter(attribute)(library.Accelerator(cpu=True)) is answer, library
 
 
-def test_programs_may_ask_what_is_off(libraries):
-    answers = []
+def test_programs_may_ask_what_is_installed_and_which_kind_of_run_it_is(libraries):
     for library in libraries:
         accelerator = library.Accelerator(cpu=True)
-        state = library.state.AcceleratorState()
-        utils = library.utils
-        settings = [accelerator.non_blocking, accelerator.use_seedable_sampler, accelerator.use_stateful_dataloader]
-        devices = [accelerator.torch_device_mesh, accelerator.multi_device, library.PartialState().default_device]
-        installed = [utils.is_xpu_available(), utils.is_npu_available(), bool(utils.is_deepspeed_available())]
-        versions = [utils.is_torch_version(">=", "2.11"), utils.compare_versions(Version("2.1"), "!=", "2.1.0")]
-        kinds = [library.DistributedType[name] for name in ("DEEPSPEED", "FSDP", "MULTI_GPU", "MEGATRON_LM", "XLA")]
-        answers.append(
-            {
-                "plugins": [state.deepspeed_plugin, accelerator.state.deepspeed_plugin, accelerator.deepspeed_plugin],
-                "parallelism": [state.parallelism_config, accelerator.parallelism_config],
-                "asked": [*settings, *devices, *installed, *versions],
-                "kinds": [accelerator.distributed_type == kind for kind in kinds],
-                "peft": bool(library.utils.is_peft_model(accelerator.prepare(torch.nn.Linear(1, 1)))),
-            }
-        )
-    assert answers[0] == answers[1]
-    assert answers[0]["plugins"] == [None] * 3 and not answers[0]["peft"]
-    assert importlib.import_module(OURS).state.AcceleratorState().fsdp_plugin is None  # theirs has no such attribute
+        for kind in ("DEEPSPEED", "FSDP", "MULTI_GPU", "MEGATRON_LM", "XLA"):
+            assert accelerator.distributed_type != library.DistributedType[kind]
+        assert not library.utils.is_xpu_available()
+        assert not library.utils.is_npu_available()
+        assert not library.utils.is_deepspeed_available()
+        assert not library.utils.is_peft_model(accelerator.prepare(torch.nn.Linear(1, 1)))
+        assert library.utils.is_torch_version(">=", "2.0")
+        assert not library.utils.compare_versions(Version("2.1"), "!=", "2.1.0")
+    ours, theirs = libraries
+    assert ours.PartialState().default_device == theirs.PartialState().default_device
+    assert ours.state.AcceleratorState().fsdp_plugin is None  # theirs has no such attribute
 
 
 def test_the_state_of_an_accelerator_needs_an_accelerator(libraries):
@@ -75,15 +87,19 @@ def test_an_accelerator_keeps_the_state_that_is_forgotten(libraries):
     ours.prepare(torch.nn.Linear(1, 1))
 
 
-def ranks_that_run(accelerator):
-    decorators = [accelerator.on_process(process_index=1), accelerator.on_local_process(local_process_index=1)]
-    return [decorate(lambda: "ran")() for decorate in decorators]
+def call_where_decorated(accelerator) -> dict:
+    return {
+        "on_process": accelerator.on_process(process_index=1)(lambda: "ran")(),
+        "on_local_process": accelerator.on_local_process(local_process_index=1)(lambda: "ran")(),
+    }
 
 
 def test_a_function_runs_on_the_rank_that_its_decorator_names(libraries):
-    assert on_ranks(2, ranks_that_run) == [[None, None], ["ran", "ran"]]
+    ran = {"on_process": "ran", "on_local_process": "ran"}
+    not_run = {"on_process": None, "on_local_process": None}
+    assert on_ranks(2, call_where_decorated) == [not_run, ran]
     for library in libraries:  # as in a script that is tried on one process
-        assert ranks_that_run(library.Accelerator(cpu=True)) == ["ran", "ran"]
+        assert call_where_decorated(library.Accelerator(cpu=True)) == ran
 
 
 def rank_of_two(accelerator):
@@ -100,21 +116,25 @@ def test_world_size_means_one_run_on_cpus_too():
 
 
 @on_a_rank
-def describe_group_of_one(library):
-    """The description of the state, and a tensor that is loaded onto its device."""
+def describe_group_of_one(library) -> dict:
     state = importlib.import_module(f"{library}.state").PartialState(cpu=True)
     saved = io.BytesIO()
     torch.save(torch.ones(1), saved)
     saved.seek(0)
     device = state.device if library == OURS else "cpu"  # accelerate's is cpu:0, which torch.load refuses
-    return repr(state).replace("cpu:0", "cpu"), state.use_distributed, torch.load(saved, map_location=device)
+    return {
+        "state": repr(state).replace("cpu:0", "cpu"),
+        "use_distributed": state.use_distributed,
+        "loaded_to_its_device": torch.load(saved, map_location=device),
+    }
 
 
 def test_under_torchrun_one_process_is_a_group_of_one_as_in_accelerate():
     import_or_skip("accelerate")
     (ours,) = ranks(1).run(describe_group_of_one, OURS)
     (theirs,) = ranks(1).run(describe_group_of_one, THEIRS)
-    assert ours == theirs and "MULTI_CPU  Backend: gloo" in ours[0]
+    assert ours == theirs
+    assert "MULTI_CPU  Backend: gloo" in ours["state"]
 
 
 def count_threads(accelerator):

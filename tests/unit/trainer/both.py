@@ -40,7 +40,9 @@ def end(trainer) -> dict:
     return {
         "weights": with_digests(dict(trainer.model.state_dict())),
         "logs": comparable_logs(trainer.state.log_history),
-        "steps": (trainer.state.global_step, trainer.state.max_steps, trainer.state.epoch),
+        "global_step": trainer.state.global_step,
+        "max_steps": trainer.state.max_steps,
+        "epoch": trainer.state.epoch,
         "next_random_number": torch.rand(()).item(),
     }
 

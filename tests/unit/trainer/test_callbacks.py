@@ -110,3 +110,23 @@ def test_a_callback_that_changes_the_accumulation_loses_no_sample(tmp_path, tran
 
     ours, theirs = on_both(script, tmp_path)
     assert theirs < ours == 2 * 24
+
+
+def test_a_callback_with_a_state_is_in_checkpoints(tmp_path, transformers):
+    def script(library, folder):
+        from transformers.trainer_callback import ExportableState
+
+        class Counter(library.TrainerCallback, ExportableState):
+            steps = 0
+
+            def on_step_end(self, args, state, control, **kwargs):
+                self.steps += 1
+
+            def state(self):
+                return {"args": {}, "attributes": {"steps": self.steps}}
+
+        trainer = make(library, folder, extra={"callbacks": [Counter]}, save_strategy="steps", save_steps=2)
+        trainer.train()
+        return trainer.state.stateful_callbacks["Counter"]
+
+    assert same_on_both(script, tmp_path) == {"args": {}, "attributes": {"steps": 6}}

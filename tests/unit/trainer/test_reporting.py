@@ -1,7 +1,9 @@
 """The output of a run: lines, a bar, trackers."""
 
 import json
+import os
 import sys
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -68,3 +70,16 @@ def test_trackers_get_the_names_of_transformers(tmp_path, transformers):
     [file] = tmp_path.rglob("*.jsonl")
     tracked = json.loads(file.read_text().splitlines()[-1])
     assert rewrite_logs(logs).items() <= tracked.items()
+
+
+def test_a_file_of_results_is_replaced_or_left_alone(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path)
+    trainer.save_state()
+    trainer.save_metrics("eval", {"loss": 1})
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    monkeypatch.setattr(os, "replace", mock.Mock(side_effect=OSError("the disk is full")))
+    trainer.state.global_step = 1
+    for write in (trainer.save_state, partial(trainer.save_metrics, "eval", {"loss": 2})):
+        with pytest.raises(OSError, match="the disk is full"):
+            write()
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
