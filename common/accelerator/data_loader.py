@@ -145,7 +145,7 @@ def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types
     None where the sampler has no place for one, and where the processes draw alike without it.
     """
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
-    sampler = getattr(index_sampler, "sampler", None)
+    sampler: Any = getattr(index_sampler, "sampler", None)
     if not hasattr(sampler, "generator") or (use_seedable_sampler and _draws_alike_on_all(sampler, rng_types)):
         return None
     if sampler.generator is None:

@@ -22,8 +22,8 @@ READ_BY_PROGRAMS = [
 
 def test_programs_read_the_values_of_transformers(tmp_path):
     def script(library, folder):
-        trainer = make(library, folder)
         everywhere = library.TrainingArguments(folder, report_to="all")
+        trainer = make(library, folder)
         values = {name: attrgetter(name)(trainer) for name in READ_BY_PROGRAMS}
         return values | {
             "num_examples": trainer.num_examples(trainer.get_train_dataloader()),
