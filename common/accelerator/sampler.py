@@ -277,28 +277,20 @@ def sampler_chain(sampler: Any) -> list:
 def epoch_listeners(dataloader: DataLoader, num_skip_samplers: int) -> list:
     """Those that the original tells the epoch when a pass begins. A script may tell another one to the others.
 
-    It looks two samplers deep, and each call of `skip_first_batches` puts a SkipBatchSampler around the batch sampler:
-
-        num_skip_samplers   are told, besides a SeedableRandomSampler
-        0                   the batch sampler, its sampler, and the sampler of one within it or else the data set
-        1                   the sampler of the batch sampler, or else the data set
-        2 and more          the data set
+    It looks at the two outermost batch samplers, and each call of `skip_first_batches` puts a SkipBatchSampler around
+    them. It has no sampler and no `set_epoch`, so it stands for None here. Where the second one's sampler has no
+    `set_epoch` either, the data set is told. A SeedableRandomSampler is told wherever it is.
     """
     samplers = sampler_chain(index_sampler_of(dataloader))
     seedable: list[Any] = [sampler for sampler in samplers if isinstance(sampler, SeedableRandomSampler)]
     batch_sampler: Any = dataloader.batch_sampler
-    sampler = getattr(batch_sampler, "sampler", None)
-    outer: list[Any] = []
-    inner = None
-    if num_skip_samplers == 0:
-        outer = [batch_sampler, sampler]
-        inner = getattr(getattr(batch_sampler, "batch_sampler", None), "sampler", None)
-    elif num_skip_samplers == 1 and seedable and isinstance(batch_sampler, BatchSamplerShard):
-        inner = seedable[0]  # The original's shard has it as its `sampler`.
-    elif num_skip_samplers == 1:
-        inner = sampler
-    last = inner if hasattr(inner, "set_epoch") else dataloader.dataset
-    return [*seedable, *outer, last]
+    skip_samplers: list[Any] = [None] * num_skip_samplers
+    outer, inner, *_ = [*skip_samplers, batch_sampler, getattr(batch_sampler, "batch_sampler", None)]
+    innermost = getattr(inner, "sampler", None)
+    if seedable and isinstance(inner, BatchSamplerShard):
+        innermost = seedable[0]  # The original's shard has it as its `sampler`.
+    last = innermost if hasattr(innermost, "set_epoch") else dataloader.dataset
+    return [*seedable, outer, getattr(outer, "sampler", None), last]
 
 
 def get_sampler(dataloader: DataLoader) -> Any:
