@@ -96,14 +96,15 @@ def prepare_data_loader(
         num_processes = state.num_processes
     process_index = state.process_index if process_index is None else process_index
     index_sampler = index_sampler_of(dataloader)
-    _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
     if not dataloader.in_order:
         logger.warning("a loader with in_order=False is read in order")
+    _check_sharing(dataloader, num_processes, split_batches, dispatch_batches)
+    skipped_steps = _skipped_steps(dataloader, 1 if split_batches else num_processes)
     if use_seedable_sampler:
         index_sampler = _replace_random_sampler(index_sampler, data_seed)
 
     settings: dict[str, Any] = {
-        "skip_batches": _skipped_steps(dataloader, 1 if split_batches else num_processes),
+        "skip_batches": skipped_steps,
         "use_stateful_dataloader": use_stateful_dataloader,
         "_drop_last": dataloader.drop_last,
         "_non_blocking": non_blocking,

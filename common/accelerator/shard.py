@@ -119,7 +119,7 @@ class DataLoaderShard(DataLoader):
         order = Order(position, index_sampler, skipped)
         if self.use_stateful_dataloader:
             order = Replay(position, index_sampler, skipped, self._generators, has_workers=self.num_workers > 0)
-        with self._restored_after_beginning(this_pass.resumes):
+        with self._restore_after_beginning(this_pass.resumes):
             if self.rng_types:
                 synchronize_rng_states(self.rng_types, self.synchronized_generator)
             self._tell_epoch(position.epoch)
@@ -129,7 +129,7 @@ class DataLoaderShard(DataLoader):
                 steps = chain(first, steps)
         return order.note_read_ahead(steps) if isinstance(order, Replay) else steps
 
-    def _restored_after_beginning(self, resumes: Resumes) -> AbstractContextManager:
+    def _restore_after_beginning(self, resumes: Resumes) -> AbstractContextManager:
         """The context in which a pass begins. Then generators go back to where they were, if the interrupted run drew.
 
         resumes        what that run had drawn for this pass      go back

@@ -45,15 +45,6 @@ def test_a_job_with_a_killed_rank_restarts_and_ends_with_the_same_bits(level, st
 
 
 @pytest.mark.slow
-def test_ranks_end_with_a_torchrun_that_is_killed():
-    """A killed torchrun sends no signal; on Linux the kernel ends its ranks."""
-    with job(torchrun(script("02_ddp_raw"), *TRAINING, "--epochs", "1000")) as run:
-        run.wait_for(lambda: "2 × gloo" in run.out)
-        run.processes[0].kill()
-        assert run.end(60) == [-signal.SIGKILL]
-
-
-@pytest.mark.long
 def test_ranks_with_checkpoints_save_before_they_end_with_a_torchrun_that_is_killed(tmp_path):
     """The signal of the kernel is SIGTERM, at which such a job always saves."""
     with job(torchrun(script(FULL), *TRAINING, "--epochs", "1000", *checkpointing(tmp_path))) as run:

@@ -30,18 +30,6 @@ def run(level: str, processes: int, argv: list[str], environment: dict | None = 
     return ranks(processes).run(captured, level, argv, environment=environment)[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("level", CHECKPOINTING)
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_run_that_saves_ends_with_the_bits_of_one_that_does_not(level, processes, tmp_path):
-    training = [*SHORT, "--epochs", "2"]  # Dropout is on: an extra draw would be seen.
-    saving = ["--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1"]
-    _, expected = run(level, processes, training)
-    _, weights = run(level, processes, [*training, *saving])
-    assert max_weight_difference(weights, expected) == 0
-    assert len(list(tmp_path.glob("**/manifest.json"))) == 2  # The two newest of four stay.
-
-
 @pytest.mark.parametrize(
     "level, before, step",  # Two epochs have 10 steps.
     [

@@ -92,17 +92,6 @@ def stop_in_last_epoch(template):
     hook = register_optimizer_step_post_hook(stop)
 
 
-def crop_differently(template):
-    load_data = template.load_data
-
-    def load_and_change(args):
-        train_set, val_set = load_data(args)
-        train_set.seed += 1  # The crops alone depend on it.
-        return train_set, val_set
-
-    template.load_data = load_and_change
-
-
 def accumulate_two_batches(template):
     class Accumulating(template.Accelerator):
         def backward(self, loss):

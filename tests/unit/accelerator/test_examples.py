@@ -37,15 +37,6 @@ def run(path: Path, arguments: list[str]) -> dict:
     return results[0]
 
 
-def test_wide_net_looks_for_mnist_where_the_levels_do(monkeypatch):
-    monkeypatch.setenv("MNIST_ROOT", "/elsewhere")
-    monkeypatch.setattr(sys, "argv", ["wide_net.py"])
-    example = ladder.load("03_accelerate/examples/wide_net")
-    example.train = mock.Mock()
-    example.main()
-    assert example.train.call_args.args[0].data_dir == "/elsewhere"
-
-
 @pytest.mark.parametrize("world_size, scheduler", [(2, "onecycle"), pytest.param(1, "step", marks=pytest.mark.slow)])
 def test_wide_net_keeps_a_checkpoint_per_epoch_and_the_best(tmp_path, world_size, scheduler):
     arguments = [*WIDE, "--scheduler", scheduler, "--output-dir", str(tmp_path)]
@@ -65,12 +56,6 @@ def on_the_original(name: str, folder: Path) -> Path:
     path = changed_script(f"03_accelerate/examples/{name}", folder, "common.accelerator", "accelerate")
     assert "from accelerate import Accelerator" in path.read_text()
     return path
-
-
-@pytest.mark.slow
-def test_wide_net_runs_on_the_real_library(tmp_path):
-    ranks(1).run(run, on_the_original("wide_net", tmp_path), [*WIDE, "--output-dir", str(tmp_path / "out")])
-    assert any((tmp_path / "out").iterdir())
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(1, marks=pytest.mark.slow)])

@@ -76,17 +76,6 @@ def test_a_comparison_that_succeeds_removes_what_a_failed_one_left(tmp_path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
-def test_without_mnist_the_comparison_ends_in_one_line_that_says_so(tmp_path, monkeypatch, capsys):
-    (tmp_path / "MNIST").write_text("a file where a folder has to be: so nothing is downloaded")
-    flags = ["--dataset", "mnist", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", ["compare", *flags])
-    with pytest.raises(SystemExit) as ended:
-        compare.main()
-    assert ended.value.code != 0
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: MNIST is not in") and "cannot be downloaded" in line
-
-
 def test_the_batch_is_the_largest_that_all_processes_can_share():
     assert settings_of().batch_sizes == (64,)
     assert settings_of("--world-size", "3", "--full").batch_sizes == (63, 255)

@@ -181,13 +181,6 @@ def test_a_script_that_starts_its_own_processes_is_not_examined(tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_a_script_is_ended_after_some_steps(tmp_path, capsys):
-    code, text = ask(capsys, "--steps", 3, HEALTHY, "--out", tmp_path)
-    assert code == 0, text
-    assert "; optimizer steps: 3; samples in the first batches: 16, 16" in text
-
-
-@pytest.mark.slow
 def test_a_script_may_have_a_module_that_is_named_as_this_repositorys(tmp_path):
     (tmp_path / "common.py").write_text("print('its own common')\n")
     script = tmp_path / "train.py"

@@ -6,7 +6,7 @@ from torch import nn
 
 from common.model import BasicNet
 from common.processes import ranks
-from common.small.data_parallel import EmulatedDataParallel, gather, replica_devices, replicate, scatter, seed_replicas
+from common.small.data_parallel import EmulatedDataParallel, replica_devices, seed_replicas
 from common.weights import max_weight_difference
 from tests.levels import SHORT, run_level
 
@@ -36,22 +36,6 @@ def test_outputs_and_gradients_equal_the_bare_modules(replicas, batch):
 def test_the_threads_compute_in_the_callers_precision():
     with torch.autocast("cpu", torch.bfloat16):
         assert EmulatedDataParallel(nn.Linear(3, 2), 2)(torch.ones(4, 3)).dtype == torch.bfloat16
-
-
-def test_each_replica_is_a_network_of_its_own_on_the_first_ones_gradients():
-    module = nn.Linear(3, 2)
-    first, second = replicate(module, 2)
-    assert first.weight.data_ptr() == module.weight.data_ptr() != second.weight.data_ptr()
-    (first.weight.sum() + 10 * second.weight.sum()).backward()
-    assert module.weight.grad.eq(11).all()
-
-
-def test_shards_are_what_scatter_cuts_and_gather_joins():
-    batch = torch.arange(64)
-    shards = scatter(batch, 3)
-    assert [len(shard) for shard in shards] == [22, 22, 20]
-    assert torch.equal(gather(shards), batch)
-    assert len(scatter(batch[:2], 3)) == 2
 
 
 class _Answers(nn.Bilinear):
