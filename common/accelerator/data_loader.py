@@ -141,10 +141,7 @@ def _skipped_steps(dataloader: DataLoader, batches_per_step: int) -> int:
 
 
 def _generator_for_all(index_sampler: Any, use_seedable_sampler: bool, rng_types: Any) -> torch.Generator | None:
-    """The sampler's generator, to be taken over from rank 0 at each pass. One without it gets it, seeded from torch's.
-
-    None where the sampler has no place for one, and where the processes draw alike without it.
-    """
+    """The sampler's generator, which all take over from rank 0; None if it has none, or all draw alike without that."""
     # As in the original, a sampler that lies deeper, within a second batch sampler, gets no generator.
     sampler: Any = getattr(index_sampler, "sampler", None)
     if not hasattr(sampler, "generator") or (use_seedable_sampler and _draws_alike_on_all(sampler, rng_types)):

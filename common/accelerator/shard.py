@@ -125,8 +125,7 @@ class DataLoaderShard(DataLoader):
             self._tell_epoch(position.epoch)
             steps = self._read(order)
             if this_pass.resumes == Resumes.AT_POSITION:
-                first = list(islice(steps, 1))
-                steps = chain(first, steps)
+                steps = chain(list(islice(steps, 1)), steps)
         return order.note_read_ahead(steps) if isinstance(order, Replay) else steps
 
     def _restore_after_beginning(self, resumes: Resumes) -> AbstractContextManager:

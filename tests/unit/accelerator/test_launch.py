@@ -15,7 +15,6 @@ from common import ladder
 from common.accelerator.commands import launch
 from common.accelerator.commands.accelerate_cli import main
 from common.accelerator.commands.config.config_args import ClusterConfig, ConfigError
-from common.cores import available_cores
 from common.launch import free_port
 from tests.jobs import launcher, run_all_to_end, run_to_end
 
@@ -57,19 +56,6 @@ def launched(*flags):
         main(["launch", *map(str, flags)])
     _, command, environment = execute.call_args.args
     return command[1:], environment
-
-
-@pytest.mark.slow
-def test_two_processes_from_the_shipped_file(tmp_path):
-    file = LEVEL / "two_processes.yaml"
-    result = run_to_end(launch_command("--config_file", file, NOTE, tmp_path, "--lr", "1", "--", "-x"))
-    assert (result.returncode, result.stderr) == (0, "")
-    ranks = read_notes(tmp_path)
-    assert sorted(ranks) == ["0", "1"]
-    seen = {"WORLD_SIZE": "2", "ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
-    seen["OMP_NUM_THREADS"] = str(max(1, available_cores() // 2))
-    assert all(rank.items() >= seen.items() for rank in ranks.values())
-    assert ranks["1"]["argv"] == ["--lr", "1", "--", "-x"]
 
 
 @pytest.mark.slow

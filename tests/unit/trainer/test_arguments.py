@@ -220,6 +220,9 @@ def test_argument_torch_compile(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", compile_model)
     make_trainer(tmp_path, evaluate=8).evaluate()
     compile_model.assert_not_called()
+    make_trainer(tmp_path, max_steps=1, torch_compile=True).train()
+    assert len(graphs) == 1
+    graphs.clear()
     trainer = make_trainer(tmp_path, evaluate=8, torch_compile=True)
     trainer.evaluate()
     trainer.evaluate()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader
@@ -82,6 +82,7 @@ def test_killed_at_any_event_and_resumed_it_ends_the_same(name, examples, tmp_pa
     straight = run_busily(tmp_path / "straight", [counted_by(happened)], **SETTINGS[name])
     del happened["on_init_end"]
 
+    @example(event="on_step_end", count=4)  # It resumes within an epoch.
     @given(event=st.sampled_from(sorted(happened)), count=st.integers(0, 99))
     @settings(max_examples=examples)
     def check(event, count):
@@ -90,6 +91,10 @@ def test_killed_at_any_event_and_resumed_it_ends_the_same(name, examples, tmp_pa
         assert_same_end(resumed, straight)
 
     check()
+
+
+def test_loader_workers_change_no_bit(tmp_path):
+    assert_same_end(*(run_busily(tmp_path, **SETTINGS["steps"], dataloader_num_workers=number) for number in (0, 1)))
 
 
 def test_what_a_checkpoint_holds(tmp_path):
