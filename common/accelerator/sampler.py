@@ -284,8 +284,8 @@ def epoch_listeners(dataloader: DataLoader, num_skip_samplers: int) -> list:
     samplers = sampler_chain(index_sampler_of(dataloader))
     seedable: list[Any] = [sampler for sampler in samplers if isinstance(sampler, SeedableRandomSampler)]
     batch_sampler: Any = dataloader.batch_sampler
-    skip_samplers: list[Any] = [None] * num_skip_samplers
-    outer, inner, *_ = [*skip_samplers, batch_sampler, getattr(batch_sampler, "batch_sampler", None)]
+    layers: list[Any] = [None] * num_skip_samplers + [batch_sampler, getattr(batch_sampler, "batch_sampler", None)]
+    outer, inner = layers[:2]
     innermost = getattr(inner, "sampler", None)
     if seedable and isinstance(inner, BatchSamplerShard):
         innermost = seedable[0]  # The original's shard has it as its `sampler`.
